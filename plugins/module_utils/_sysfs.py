@@ -1,0 +1,126 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""The one reader of a host's files: `/sys`, `/proc`, `/dev`, `/etc`, live or captured."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+
+_CAPTURED_NODE = re.compile(r"[bc] (\d+):(\d+)\n?")
+
+
+class Reader:
+    """Reads files of a host below a root: `/` for the live host, or the top of a captured tree.
+
+    Absent is a value (`None`, `False` or an empty list). Present but unreadable is an
+    `UnreadableError`, so that nobody takes "could not look" for "is not there".
+    All paths are absolute paths of the host. Absolute links of a captured tree stay inside it.
+    """
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = Path(root)
+
+    def _at(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def _followed(self, path: str) -> Path:
+        """Follow absolute links by hand in a captured tree; the live kernel follows its own."""
+        at = self._at(path)
+        if self.root == Path("/"):
+            return at
+        for _hop in range(8):
+            if not at.is_symlink():
+                break
+            target = os.readlink(at)
+            at = self._at(target) if target.startswith("/") else at.parent / target
+        return at
+
+    def data(self, path: str) -> bytes | None:
+        """Return the content of a file, `None` when it does not exist.
+
+        Raises:
+            UnreadableError: it exists but reading failed, for example EIO, EACCES or ENODEV.
+        """
+        try:
+            return self._followed(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
+
+    def text(self, path: str) -> str | None:
+        """Return the content as text without surrounding white space; see `data`."""
+        content = self.data(path)
+        return None if content is None else content.decode("utf-8", "replace").strip()
+
+    def number(self, path: str) -> int | None:
+        """Return the content as an integer (decimal or 0x…), `None` when absent or not a number."""
+        content = self.text(path)
+        try:
+            return None if content is None else int(content, 0)
+        except ValueError:
+            return None
+
+    def link(self, path: str) -> str | None:
+        """Return where a link points (its text), `None` when there is no such link.
+
+        Raises:
+            UnreadableError: the link exists but must not be read, as other users' `/proc/PID/fd`.
+        """
+        try:
+            return os.readlink(self._at(path))
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            return None
+        except OSError as error:
+            if error.errno == 22:  # EINVAL: it is there, but it is no link
+                return None
+            raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names in a folder, an empty list when it does not exist.
+
+        Raises:
+            UnreadableError: the folder exists but could not be listed.
+        """
+        try:
+            return sorted(os.listdir(self._followed(path)))
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            return []
+        except OSError as error:
+            raise UnreadableError(f"{path} could not be listed: {error.strerror}") from error
+
+    def exists(self, path: str) -> bool:
+        """Tell whether something is at this path (a dangling link counts as nothing)."""
+        return self._followed(path).exists()
+
+    def device_number(self, path: str) -> tuple[int, int] | None:
+        """Return (major, minor) of a device node, `None` for anything else or nothing.
+
+        A captured tree need not hold device nodes: a file that reads `c 195:0` stands for one.
+
+        Raises:
+            UnreadableError: the node exists but must not be looked at.
+        """
+        at = self._followed(path)
+        try:
+            status = at.stat()
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            return None
+        except OSError as error:
+            raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
+        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+            return os.major(status.st_rdev), os.minor(status.st_rdev)
+        if self.root != Path("/") and stat.S_ISREG(status.st_mode) and status.st_size < 32:
+            match = _CAPTURED_NODE.fullmatch(at.read_text(encoding="ascii", errors="replace"))
+            if match:
+                return int(match[1]), int(match[2])
+        return None
