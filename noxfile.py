@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from operator import itemgetter
 from pathlib import Path
 
 import antsibull_nox
@@ -18,26 +19,36 @@ TOOLS = ROOT / ".build" / "venv" / "bin"
 nox.options.sessions = ["lint", "unit", "sanity", "docs"]
 nox.options.envdir = ROOT / ".build" / "nox"
 os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(COLLECTIONS)
-os.environ["PATH"] = f"{TOOLS}{os.pathsep}{os.environ['PATH']}"
 antsibull_nox.load_antsibull_nox_toml()
 
 # ansible-core's oldest and newest release that install on each Python; the oldest is what AAP ships
 CORES = {"3.11": ["2.16", "2.19"], "3.12": ["2.21"], "3.13": ["2.21"]}
 
 
-def _python(version: str) -> str | None:
-    """Find an interpreter that really runs: version managers leave shims of versions they lack."""
-    versions = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin")
-    path = os.pathsep.join([*map(str, sorted(versions)), os.environ["PATH"]])
-    found = shutil.which(f"python{version}", path=path)
-    works = found and subprocess.run([found, "-c", ""], check=False, capture_output=True)
-    return found if works and works.returncode == 0 else None
+def _pythons() -> list[str]:
+    """Link the interpreters that really run into one folder, first on PATH; name their versions.
+
+    Version managers leave shims of versions they lack, which nox and ansible-test would take.
+    """
+    folder = ROOT / ".build" / "pythons"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for version in ("3.9", "3.10", "3.11", "3.12", "3.13"):
+        managed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin"))
+        found = shutil.which(
+            f"python{version}",
+            path=os.pathsep.join([*map(str, managed), "/usr/local/bin:/usr/bin"]),
+        )
+        if found and subprocess.run([found, "-c", ""], check=False).returncode == 0:
+            (folder / f"python{version}").symlink_to(found)
+    os.environ["PATH"] = os.pathsep.join([str(folder), str(TOOLS), os.environ["PATH"]])
+    return [link.name.removeprefix("python") for link in folder.iterdir()]
 
 
-PYTHONS = {v: p for v in ("3.9", "3.10", "3.11", "3.12", "3.13") if (p := _python(v))}
-# Beside the oldest and newest pair that this machine can run, nothing new shows.
-PAIRS = [(v, core) for v, cores in CORES.items() if v in PYTHONS for core in cores]
-PAIRS = sorted({min(PAIRS, key=lambda p: p[1]), max(PAIRS, key=lambda p: p[1])}) if PAIRS else []
+PYTHONS = _pythons()
+PAIRS = [(version, core) for version in PYTHONS for core in CORES.get(version, [])]
+if PAIRS:
+    PAIRS = sorted({min(PAIRS, key=itemgetter(1)), max(PAIRS, key=itemgetter(1))})
 
 
 def _tracked(*suffixes: str) -> list[str]:
@@ -84,12 +95,10 @@ def sanity(session: nox.Session, core: str) -> None:
     for name in _tracked(""):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    # a repository of its own: in ours the copy is ignored, and ansible-test would test nothing
+    session.run("git", "init", "-q", str(copy), external=True)
     _bootstrap_pip()
     pythons = ROOT / ".build" / "pythons"
-    pythons.mkdir(exist_ok=True)
-    for version, interpreter in PYTHONS.items():
-        (pythons / f"python{version}").unlink(missing_ok=True)
-        (pythons / f"python{version}").symlink_to(interpreter)
     path = os.pathsep.join([session.bin, str(pythons), "/usr/sbin:/usr/bin:/sbin:/bin"])
     session.chdir(copy)
     session.run("ansible-test", "sanity", "--local", "--color", "no", env={"PATH": path})
