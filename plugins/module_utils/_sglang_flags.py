@@ -1,0 +1,439 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""Which flags an SGLang package accepts, read from its source without running any of it.
+
+SGLang defines its command line in three styles, all in `sglang/srt`:
+
+- up to 0.5.13 as `parser.add_argument(...)` calls in `server_args.py`,
+- 0.5.14 to 0.5.19 also as fields `name: A[type, Arg(...)] = default` of the class `ServerArgs`,
+- from 0.5.20 as such fields in `arg_groups/fields/*.py`, a few calls remaining.
+
+An expression that cannot be evaluated from the source (a plug-in registry, a platform query) is
+never guessed: the part of the flag that it stands for is named in `Flag.unchecked`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_source import (
+    UNKNOWN,
+    Module,
+    Package,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+
+_LIVE = Reader()
+
+# Which actions take no value, which do: argparse's and those of `arg_groups/argparse_actions.py`.
+_PLAIN_ACTIONS = (
+    "store_true",
+    "store_false",
+    "store_const",
+    "boolean_optional",
+    "DeprecatedAction",
+    "DeprecatedStoreTrueAction",
+    "DeprecatedStoreConstAction",
+)
+_VALUE_ACTIONS = ("store", "append", "LoRAPathAction", "DeprecatedAliasStoreAction")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of the server's command line.
+
+    Attributes:
+        name: the canonical spelling, for example `--tensor-parallel-size`.
+        aliases: other accepted spellings, `--no-…` forms included.
+        dest: the name of the server's field, for example `tp_size`.
+        type: `str`, `int`, `float`, `bool`, or the name of the parser function of the source.
+        choices: allowed values, `None` when any value of the type is allowed or when the list
+            could not be read (then `unchecked` holds `choices`).
+        default: the value when the flag is not given, `None` also when it could not be read.
+        action: argparse's action: `store`, `store_true`, `boolean_optional`, or a class name.
+        nargs: as in argparse; `None` is exactly one value, `0` none.
+        required: the server does not start without it.
+        replacement: the spelling that a deprecated flag points to, `None` for a current flag.
+        retired: the server refuses to start when it is given, and names the reason.
+        unchecked: the parts that could not be read: `choices`, `default`, `nargs`, …
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    dest: str
+    type: str
+    choices: tuple[Any, ...] | None
+    default: Any
+    action: str
+    nargs: int | str | None
+    required: bool
+    replacement: str | None
+    retired: bool
+    unchecked: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain lists and values for a module result."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class FlagSet:
+    """All flags of one package, sorted by name, and its version (`None` when it says none)."""
+
+    version: str | None
+    package: str
+    flags: tuple[Flag, ...]
+
+    def spellings(self) -> dict[str, Flag]:
+        """Return every accepted long spelling with its flag."""
+        return {
+            spelling: flag
+            for flag in self.flags
+            for spelling in (flag.name, *flag.aliases)
+            if spelling.startswith("--")
+        }
+
+
+def find_package(
+    python: str | None = None, package: str | None = None, host: Reader = _LIVE
+) -> str:
+    """Return the folder `sglang` by the interpreter that would import it, or by a folder.
+
+    Args:
+        python: path of an interpreter; its library folders are looked at, it is not run. The path
+            is not resolved: in a virtual environment it is a link to the system's interpreter.
+        package: the folder `sglang` itself, or the one that holds it.
+        host: where to read.
+
+    Raises:
+        GpuHostError: there is no SGLang, or there are several and none can be preferred.
+    """
+    if package:
+        for candidate in (package, f"{package.rstrip('/')}/sglang"):
+            if host.exists(f"{candidate}/srt/server_args.py"):
+                return candidate.rstrip("/")
+        raise GpuHostError(
+            f"{package} holds no SGLang: {package}/srt/server_args.py does not exist; "
+            "give the folder of the package, as /opt/sglang/lib/python3.12/site-packages/sglang"
+        )
+    if not python:
+        raise GpuHostError("give python (an interpreter's path) or package (a folder)")
+    if not host.exists(python):
+        raise GpuHostError(f"{python} does not exist; give the interpreter that runs SGLang")
+    found = [
+        f"{path}/sglang"
+        for path in _library_folders(python, host)
+        if host.exists(f"{path}/sglang/srt/server_args.py")
+    ]
+    if not found:
+        raise GpuHostError(
+            f"{python} has no SGLang: nothing in {PurePosixPath(python).parent.parent}/lib; "
+            "install it there, or give the folder with package"
+        )
+    if len(found) > 1:
+        raise GpuHostError(
+            f"{python} may import SGLang from {' or '.join(found)}; name one with package"
+        )
+    return found[0]
+
+
+def _library_folders(python: str, host: Reader) -> list[str]:
+    """Return the folders an interpreter imports from, with those that its `.pth` files add."""
+    prefix = str(PurePosixPath(python).parent.parent)
+    folders: list[str] = []
+    for base in [prefix, "/usr/local"] if prefix == "/usr" else [prefix]:
+        for version in host.names(f"{base}/lib"):
+            if re.fullmatch(r"python3(\.\d+)?", version):
+                folders += [f"{base}/lib/{version}/{kind}-packages" for kind in ("site", "dist")]
+    # An editable install leaves a file whose lines are folders; lines of code are not followed.
+    added = [
+        line
+        for folder in folders
+        for name in host.names(folder)
+        if name.endswith(".pth")
+        for line in (host.text(f"{folder}/{name}") or "").splitlines()
+        if line.startswith("/")
+    ]
+    return list(dict.fromkeys(folders + added))
+
+
+def package_version(package: str, host: Reader = _LIVE) -> str | None:
+    """Return the version of the package in a folder by its installer's metadata or its own file."""
+    site = str(PurePosixPath(package).parent)
+    for name in host.names(site):
+        if re.fullmatch(r"sglang-[^-]+\.dist-info", name):
+            metadata = host.text(f"{site}/{name}/METADATA") or ""
+            match = re.search(r"^Version: (\S+)$", metadata, re.M)
+            if match:
+                return match[1]
+    for name in ("_version.py", "version.py"):
+        text = host.text(f"{package}/{name}") or ""
+        match = re.search(r"""^(?:__)?version(?:__)?\b[^'"\n]*['"](\d[^'"]*)['"]""", text, re.M)
+        if match:
+            return match[1]
+    return None
+
+
+def read_flags(package: str, host: Reader = _LIVE) -> FlagSet:
+    """Read the flags of the package in the folder `package`.
+
+    Raises:
+        GpuHostError: the folder holds no SGLang, or its source is of a newer Python than the one
+            that runs here, or no flag was found in it.
+        UnreadableError: a source file could not be read.
+    """
+    sources = Package(package, host)
+    path = "srt/server_args.py"
+    module = sources.module(path)
+    if module is None:
+        raise GpuHostError(
+            f"{package}/{path} "
+            + ("cannot be parsed by this Python" if sources.exists(path) else "does not exist")
+            + "; let ansible_python_interpreter be the one that runs SGLang"
+        )
+    classes = [module.classes["ServerArgs"]] if "ServerArgs" in module.classes else []
+    found: dict[str, Flag] = {}
+    defaults: dict[str, Any] = {}
+    sources_of_fields = [(module, classes), *_field_files(sources, package, host)]
+    for source, definitions in sources_of_fields:
+        for field in (node for definition in definitions for node in definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                if field.value is not None:
+                    defaults[field.target.id] = source.value(field.value)
+                flag = _flag_of_field(field, field.target.id, source)
+                if flag:
+                    found.setdefault(flag.name, flag)
+    for flag in _flags_of_calls(classes, module, defaults):
+        found.setdefault(flag.name, flag)
+    if not found:
+        raise GpuHostError(f"{package}/{path} defines no flags in a way that is known here")
+    return FlagSet(
+        package_version(package, host), package, tuple(found[name] for name in sorted(found))
+    )
+
+
+def _field_files(
+    sources: Package, package: str, host: Reader
+) -> Iterator[tuple[Module, list[ast.ClassDef]]]:
+    """Yield the files of 0.5.20 and later that hold the fields of `ServerArgs`, by name."""
+    folder = "srt/arg_groups/fields"
+    for name in host.names(f"{package}/{folder}"):
+        module = sources.module(f"{folder}/{name}") if name.endswith(".py") else None
+        if module is not None:
+            yield module, list(module.classes.values())
+
+
+def _flags_of_calls(
+    classes: list[ast.ClassDef], module: Module, defaults: dict[str, Any]
+) -> Iterator[Flag]:
+    """Yield the flags that `ServerArgs.add_cli_args` registers by `add_argument` calls."""
+    for register in (node for definition in classes for node in definition.body):
+        if not isinstance(register, ast.FunctionDef) or register.name != "add_cli_args":
+            continue
+        local = module.locals_of(register)
+        for node in ast.walk(register):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "add_argument"
+            ):
+                flag = _flag_of_call(node, module, local, defaults)
+                if flag:
+                    yield flag
+
+
+def _flag_of_field(node: ast.AnnAssign, name: str, source: Module) -> Flag | None:
+    """Return the flag that a field `name: A[type, Arg(...)] = default` registers, if any.
+
+    The rules are those of `add_cli_args_from_dataclass` in `srt/arg_groups/arg_utils.py`.
+    """
+    annotation = node.annotation
+    if not (
+        isinstance(annotation, ast.Subscript)
+        and isinstance(annotation.value, ast.Name)
+        and annotation.value.id in ("A", "Annotated")
+        and isinstance(annotation.slice, ast.Tuple)
+    ):
+        return None
+    arguments = _arguments_of_field(annotation.slice.elts[1:])
+    if arguments is None or source.value(arguments.get("no_cli", ast.Constant(False))) is True:
+        return None
+    spelling = source.value(arguments.get("cli_name", ast.Constant(None)))
+    names = [spelling if isinstance(spelling, str) else "--" + name.replace("_", "-")]
+    aliases = source.value(arguments.get("aliases", ast.Constant(None)))
+    names += aliases if isinstance(aliases, list) else []
+    kind, literals, is_list = _inner_type(annotation.slice.elts[0], source)
+    parser = arguments.get("type_parser")
+    keywords = dict(arguments)
+    if "action" not in keywords:
+        if literals is not None:
+            keywords.setdefault("choices", literals)
+        elif is_list and parser is None:
+            keywords.setdefault("nargs", ast.Constant("+"))
+        elif kind == "bool":
+            keywords["action"] = ast.Constant("store_true")
+    keywords["type"] = parser if parser is not None else ast.Name(kind)
+    if node.value is not None:
+        keywords.setdefault("default", node.value)
+    elif "required" not in keywords and "action" not in keywords:
+        keywords["required"] = ast.Constant(True)
+    return _flag(names, name, keywords, _Scope(source, {}, {}))
+
+
+def _arguments_of_field(metadata: list[ast.expr]) -> dict[str, ast.expr] | None:
+    """Return the keywords of `Arg(...)`, none for a bare help text, `None` for no flag at all."""
+    for node in metadata:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Arg":
+            keywords = {key.arg: key.value for key in node.keywords if key.arg}
+            extra = keywords.pop("action_kwargs", None)
+            if isinstance(extra, ast.Dict):
+                for key, value in zip(extra.keys, extra.values):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        keywords.setdefault(key.value, value)
+            return keywords
+        if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Name)):
+            return {}
+    return None
+
+
+def _inner_type(node: ast.expr, source: Module) -> tuple[str, ast.List | None, bool]:
+    """Return the type word, the values of a `Literal`, and whether it is a list of that type."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):  # X | None
+        sides = [side for side in (node.left, node.right) if not _is_none(side)]
+        return _inner_type(sides[0], source) if len(sides) == 1 else ("str", None, False)
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+        outer = node.value.id
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if outer == "Union":
+            parts = [part for part in parts if not _is_none(part)]
+        if outer in ("Optional", "Union") and len(parts) == 1:
+            return _inner_type(parts[0], source)
+        if outer == "Literal":
+            first = source.value(parts[0])
+            kind = type(first).__name__ if isinstance(first, (int, float, str)) else "str"
+            return kind, ast.List(elts=parts, ctx=ast.Load()), False
+        if outer in ("List", "list"):
+            return _inner_type(parts[0], source)[0], None, True
+    if isinstance(node, ast.Name) and node.id in ("int", "float", "bool"):
+        return node.id, None, False
+    return "str", None, False
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _flag_of_call(
+    call: ast.Call, source: Module, local: dict[str, Any], defaults: dict[str, Any]
+) -> Flag | None:
+    """Return the flag that one `parser.add_argument(...)` call registers; positionals are none."""
+    names = [source.value(argument, local) for argument in call.args]
+    names = [name for name in names if isinstance(name, str) and name.startswith("-")]
+    if not names:
+        return None
+    keywords = {key.arg: key.value for key in call.keywords if key.arg}
+    dest = source.value(keywords["dest"], local) if "dest" in keywords else None
+    if not isinstance(dest, str):
+        dest = (
+            next((n for n in names if n.startswith("--")), names[0]).lstrip("-").replace("-", "_")
+        )
+    return _flag(names, dest, keywords, _Scope(source, local, defaults))
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What an argument of a flag may refer to."""
+
+    source: Module
+    local: dict[str, Any]
+    defaults: dict[str, Any]
+
+    def value(self, node: ast.expr) -> Any:
+        value = self.source.value(node, self.local)
+        return _field_default(node, self.defaults) if value is UNKNOWN else value
+
+
+def _flag(names: list[str], dest: str, keywords: dict[str, ast.expr], scope: _Scope) -> Flag:
+    unchecked: list[str] = []
+
+    def known(key: str, otherwise: Any = None) -> Any:
+        if key not in keywords:
+            return otherwise
+        value = scope.value(keywords[key])
+        if value is UNKNOWN or (isinstance(value, dict) and UNKNOWN in value.values()):
+            unchecked.append(key)
+            return otherwise
+        return value
+
+    action = _action(keywords.get("action"))
+    if action == "boolean_optional":
+        names = names + ["--no-" + name[2:] for name in names if name.startswith("--")]
+    no_value = action in _PLAIN_ACTIONS
+    nargs = known("nargs", 0 if no_value else None)
+    boolean = no_value and nargs == 0
+    choices = known("choices")
+    kind = "bool" if boolean else _type_word(keywords.get("type"))
+    if not no_value and action not in _VALUE_ACTIONS:
+        unchecked.append("nargs")
+    replacement = known("new_flag")
+    return Flag(
+        name=names[0],
+        aliases=tuple(names[1:]),
+        dest=dest,
+        type=kind,
+        choices=tuple(choices) if isinstance(choices, list) else None,
+        default=known("default", False if action == "store_true" else None),
+        action=action,
+        nargs=nargs,
+        required=known("required", False) is True,
+        replacement=replacement if isinstance(replacement, str) else None,
+        retired="error_message" in keywords,
+        unchecked=tuple(sorted(set(unchecked))),
+    )
+
+
+def _field_default(node: ast.expr, defaults: dict[str, Any]) -> Any:
+    """Return the default of a field that a call refers to by its class or by name."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return defaults.get(node.attr, UNKNOWN) if node.value.id == "ServerArgs" else UNKNOWN
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "_declared_default"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    ):
+        return defaults.get(str(node.args[0].value), UNKNOWN)
+    return UNKNOWN
+
+
+def _action(node: ast.expr | None) -> str:
+    if node is None:
+        return "store"
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "unknown")
+    return "boolean_optional" if name == "BooleanOptionalAction" else str(name)
+
+
+def _type_word(node: ast.expr | None) -> str:
+    if node is None:
+        return "str"
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return "unknown"
