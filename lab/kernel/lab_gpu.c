@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+/*
+ * Lab masquerade: QEMU "edu" devices read as NVIDIA RTX PRO 6000 Blackwell Server Edition.
+ *
+ * The device, its BAR, its DMA engine, its bus, NUMA node and IOMMU group are real (as QEMU
+ * emulates them). Only the identity in configuration space is replaced: vendor and device,
+ * class and revision, subsystem. The kernel reads that identity once when it enumerates a
+ * device, so the devices are removed and found again after the replacement is in place. Load
+ * this from the initramfs, before any driver could bind.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/module.h>
+#include <linux/pci.h>
+
+#define EDU_VENDOR	0x1234
+#define EDU_DEVICE	0x11e8
+
+#define GPU_ID		0x2bb510de	/* device, vendor */
+#define GPU_CLASS	0x030200a1	/* 3D controller, revision a1 */
+#define GPU_SUBSYSTEM	0x204e10de
+
+static struct pci_ops *real_ops;
+static struct pci_ops gpu_ops;
+
+static bool is_edu(struct pci_bus *bus, unsigned int devfn)
+{
+	u32 id;
+
+	return !real_ops->read(bus, devfn, PCI_VENDOR_ID, 4, &id) &&
+	       id == (EDU_DEVICE << 16 | EDU_VENDOR);
+}
+
+static int gpu_read(struct pci_bus *bus, unsigned int devfn, int where, int size, u32 *value)
+{
+	int rc = real_ops->read(bus, devfn, where, size, value);
+	u32 word;
+
+	if (rc)
+		return rc;
+	switch (where & ~3) {
+	case PCI_VENDOR_ID:
+		word = GPU_ID;
+		break;
+	case PCI_CLASS_REVISION:
+		word = GPU_CLASS;
+		break;
+	case PCI_SUBSYSTEM_VENDOR_ID:
+		word = GPU_SUBSYSTEM;
+		break;
+	default:
+		return 0;
+	}
+	if (!is_edu(bus, devfn))
+		return 0;
+	word >>= (where & 3) * 8;
+	*value = size < 4 ? word & ((1U << (size * 8)) - 1) : word;
+	return 0;
+}
+
+static struct pci_bus *root_of(struct pci_bus *bus)
+{
+	while (!pci_is_root_bus(bus))
+		bus = bus->parent;
+	return bus;
+}
+
+/*
+ * A bus inherits its parent's operations when it is created. Replacing them on the root bus too
+ * keeps the masquerade when somebody removes a root port and rescans.
+ */
+static void replace_ops(struct pci_bus *bus)
+{
+	if (bus->ops != &gpu_ops)
+		pci_bus_set_ops(bus, &gpu_ops);
+	if (root_of(bus)->ops != &gpu_ops)
+		pci_bus_set_ops(root_of(bus), &gpu_ops);
+}
+
+static int __init lab_gpu_init(void)
+{
+	struct pci_dev *pdev = NULL;
+	struct pci_bus *bus = NULL;
+	int count = 0;
+
+	while ((pdev = pci_get_device(EDU_VENDOR, EDU_DEVICE, pdev))) {
+		if (!real_ops) {
+			real_ops = pdev->bus->ops;
+			gpu_ops = *real_ops;
+			gpu_ops.read = gpu_read;
+		}
+		replace_ops(pdev->bus);
+	}
+	if (!real_ops) {
+		pr_err("no edu device: this is not the lab's machine\n");
+		return -ENODEV;
+	}
+
+	while ((pdev = pci_get_device(EDU_VENDOR, EDU_DEVICE, NULL))) {
+		pci_stop_and_remove_bus_device_locked(pdev);
+		pci_dev_put(pdev);
+		count++;
+	}
+
+	pci_lock_rescan_remove();
+	while ((bus = pci_find_next_bus(bus)))
+		if (bus->ops == &gpu_ops)
+			pci_rescan_bus(bus);
+	pci_unlock_rescan_remove();
+
+	pr_info("%d edu devices stand in for GPUs\n", count);
+	return 0;
+}
+module_init(lab_gpu_init);
+
+/* No exit: the kernel keeps using gpu_ops. */
+MODULE_DESCRIPTION("Lab: show edu devices as NVIDIA GPUs");
+MODULE_LICENSE("GPL");
