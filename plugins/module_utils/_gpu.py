@@ -1,0 +1,287 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""The NVIDIA GPUs of a host: what they are, who drives them, who uses them.
+
+No command is called: nvidia-smi would load the driver and enable cards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ansible_collections.gpuhost.inference.plugins.module_utils import _iommu, _owners
+from ansible_collections.gpuhost.inference.plugins.module_utils._chips import identify
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
+    GpuHostError,
+    UnreadableError,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import read_guarded
+from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
+    DEVICES,
+    PciDevice,
+    normalize_address,
+    read_devices,
+    slot_of,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+
+
+@dataclass(frozen=True)
+class Companion:
+    """Another function of a GPU's card: sound, USB, UCSI."""
+
+    address: str
+    class_: str
+    driver: str | None
+    driver_override: str | None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A memory or I/O window; size 0 means that the firmware gave it no place."""
+
+    index: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """PCIe link now and at best, `None` where the kernel does not say."""
+
+    speed: str | None  # "32.0 GT/s PCIe"
+    width: int | None
+    max_speed: str | None
+    max_width: int | None
+
+
+@dataclass(frozen=True)
+class Power:
+    """Power state and runtime power management, in the kernel's words."""
+
+    state: str | None  # D0, D3hot, D3cold, error
+    control: str | None  # on, auto
+    runtime_status: str | None
+    d3cold_allowed: bool | None
+
+
+@dataclass(frozen=True)
+class Sriov:
+    """Virtual functions; `physfn` is set on a virtual function itself."""
+
+    total_vfs: int | None
+    num_vfs: int | None
+    physfn: str | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; the fields are the keys of the modules' results."""
+
+    address: str
+    id: str
+    subsystem_id: str | None
+    class_: str
+    name: str | None
+    architecture: str
+    has_fsp: str  # yes, no, unknown
+    numa_node: int | None
+    driver: str | None
+    driver_override: str | None
+    device_minor: int | None
+    iommu_group: _iommu.IommuGroup | None
+    companions: tuple[Companion, ...]
+    bars: tuple[Bar, ...]
+    link: Link
+    power: Power
+    reset_methods: tuple[str, ...]
+    sriov: Sriov
+    users: tuple[_owners.User, ...]
+    users_unknown: tuple[str, ...]  # while not empty, the GPU may be in use
+    owners: tuple[_owners.Owner, ...]
+
+
+def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]:
+    """Return the GPUs of the host, or those at the given addresses, by address.
+
+    Raises:
+        GpuHostError: an address is malformed, listed twice, absent, or not a GPU.
+        UnreadableError: something needed for every answer could not be read.
+    """
+    devices = {device.address: device for device in read_devices(host)}
+    cards = sorted(address for address, device in devices.items() if device.is_gpu)
+    wanted = cards if addresses is None else _chosen(addresses, devices, cards)
+    companions = {
+        card: [
+            device
+            for device in devices.values()
+            if slot_of(device.address) == slot_of(card) and not device.is_gpu
+        ]
+        for card in cards
+    }
+    minors = {card: _minor(host, card) for card in cards}
+    numbers = {
+        number: card
+        for card in cards
+        for number in _owners.card_numbers(
+            host,
+            card,
+            minors[card],
+            devices[card].group,
+            [device.address for device in companions[card]],
+        )
+    }
+    users, unknown = _owners.read_users(host, numbers)
+    try:
+        owners = _owners.read_owners(host, _owners.read_guests(host), numbers, cards)
+    except UnreadableError as error:
+        owners = {}
+        unknown.append(f"guests: {error}")
+    overrides = read_guarded(
+        host,
+        [
+            f"{DEVICES}/{address}/driver_override"
+            for card in wanted
+            for address in (card, *(device.address for device in companions[card]))
+        ],
+    )
+    return [
+        replace(
+            gpu,
+            users=tuple(users.get(gpu.address, [])),
+            users_unknown=(*unknown, *gpu.users_unknown),
+            owners=tuple(owners.get(gpu.address, [])),
+        )
+        for gpu in (
+            _describe(host, devices[card], companions[card], minors[card], overrides)
+            for card in wanted
+        )
+    ]
+
+
+def _chosen(addresses: Iterable[str], devices: dict[str, PciDevice], cards: list[str]) -> list[str]:
+    chosen: list[str] = []
+    for text in addresses:
+        address = normalize_address(text)
+        if address in chosen:
+            raise GpuHostError(f"{address} is listed twice: name each GPU once")
+        if address not in devices:
+            raise GpuHostError(
+                f"{address}: this host has no PCI device there; its NVIDIA GPUs are at "
+                f"{', '.join(cards) or 'no address'}"
+            )
+        if address not in cards:
+            device = devices[address]
+            near = [card for card in cards if slot_of(card) == slot_of(address)]
+            hint = f"the GPU of that card is {near[0]}" if near else "use gpu_info to list GPUs"
+            raise GpuHostError(
+                f"{address} is not an NVIDIA GPU (id {device.id}, class {device.class_}): {hint}"
+            )
+        chosen.append(address)
+    return sorted(chosen)
+
+
+def _minor(host: Reader, address: str) -> int | None:
+    """Return N of the card's `/dev/nvidiaN`, from the file the driver shows while bound."""
+    text = host.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
+    match = re.search(r"^Device Minor:\s*(\d+)\s*$", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _describe(
+    host: Reader,
+    device: PciDevice,
+    companions: list[PciDevice],
+    minor: int | None,
+    overrides: dict[str, str | None],
+) -> Gpu:
+    at = f"{DEVICES}/{device.address}"
+    name, architecture, has_fsp = identify(device.id)
+    unknown = []
+    if device.driver == "nvidia" and minor is None:
+        unknown.append("/proc/driver/nvidia does not say which device node belongs to this GPU")
+    for function in (device, *companions):
+        if f"{DEVICES}/{function.address}/driver_override" not in overrides:
+            unknown.append(
+                f"driver_override of {function.address} cannot be read: "
+                "a bind or unbind of it may be pending in the kernel"
+            )
+    return Gpu(
+        address=device.address,
+        id=device.id,
+        subsystem_id=device.subsystem_id,
+        class_=device.class_,
+        name=name,
+        architecture=architecture,
+        has_fsp=has_fsp,
+        numa_node=device.numa_node,
+        driver=device.driver,
+        driver_override=_override(overrides, device.address),
+        device_minor=minor,
+        iommu_group=None if device.group is None else _iommu.read_group(host, device.group),
+        companions=tuple(
+            Companion(
+                companion.address,
+                companion.class_,
+                companion.driver,
+                _override(overrides, companion.address),
+            )
+            for companion in companions
+        ),
+        bars=_bars(host.text(f"{at}/resource") or ""),
+        link=Link(
+            speed=_optional(host, f"{at}/current_link_speed"),
+            width=_count(_optional(host, f"{at}/current_link_width")),
+            max_speed=_optional(host, f"{at}/max_link_speed"),
+            max_width=_count(_optional(host, f"{at}/max_link_width")),
+        ),
+        power=Power(
+            state=_optional(host, f"{at}/power_state"),
+            control=_optional(host, f"{at}/power/control"),
+            runtime_status=_optional(host, f"{at}/power/runtime_status"),
+            d3cold_allowed={"0": False, "1": True}.get(
+                _optional(host, f"{at}/d3cold_allowed") or ""
+            ),
+        ),
+        reset_methods=tuple((_optional(host, f"{at}/reset_method") or "").split()),
+        sriov=Sriov(
+            total_vfs=_count(_optional(host, f"{at}/sriov_totalvfs")),
+            num_vfs=_count(_optional(host, f"{at}/sriov_numvfs")),
+            physfn=(host.link(f"{at}/physfn") or "").rpartition("/")[2] or None,
+        ),
+        users=(),
+        users_unknown=tuple(unknown),
+        owners=(),
+    )
+
+
+def _override(overrides: dict[str, str | None], address: str) -> str | None:
+    text = overrides.get(f"{DEVICES}/{address}/driver_override")
+    return None if text in ("", "(null)") else text
+
+
+def _optional(host: Reader, path: str) -> str | None:
+    """Read a fact on which no decision to change anything rests: unreadable is `None` too."""
+    try:
+        return host.text(path)
+    except UnreadableError:
+        return None
+
+
+def _count(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
+
+
+def _bars(resource: str) -> tuple[Bar, ...]:
+    """Parse `resource`: a line per window with start, end and flags; the first six are BARs."""
+    bars = []
+    for index, line in enumerate(resource.splitlines()[:6]):
+        start, end, flags = (int(word, 16) for word in line.split())
+        if flags:
+            bars.append(Bar(index, end - start + 1 if end > start else 0))
+    return tuple(bars)

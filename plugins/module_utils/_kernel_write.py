@@ -1,0 +1,146 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""Writes into the kernel that may be refused, or never return.
+
+A write to `unbind` waits in the driver's remove function, which with the open NVIDIA driver ends
+only when the last user of the GPU is gone (kernel-open/nvidia/nv-pci.c); it cannot be killed and
+holds the device lock meanwhile. So every access that may block runs in a child process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Callable
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+
+MODPROBE = "/sbin/modprobe"  # a "write" to this path loads the module named by the value
+
+_READ_SECONDS = 2.0  # reading takes microseconds, unless somebody holds the device lock
+
+
+@dataclass(frozen=True)
+class Write:
+    """One step of a plan: a value for a kernel file, or a module for `MODPROBE` to load."""
+
+    path: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a write: `ok`, `refused` (with the kernel's errno) or `stuck`."""
+
+    state: str
+    errno: int | None = None
+    detail: str = ""
+
+
+Writer = Callable[[str, str, float], Outcome]
+
+
+def write(path: str, value: str, timeout: float) -> Outcome:
+    """Write a value to a kernel file, waiting at most `timeout` seconds for the kernel.
+
+    After the deadline the write is left behind in its own process: it may still take effect.
+    """
+    answer, finished = _in_child(_load if path == MODPROBE else _store, (path, value), timeout)
+    if not finished:
+        return Outcome("stuck")
+    if answer == b"ok":
+        return Outcome("ok")
+    if answer.isdigit():
+        return Outcome("refused", int(answer), os.strerror(int(answer)))
+    return Outcome("refused", None, answer.decode("utf-8", "replace").strip() or "no answer")
+
+
+def read_guarded(host: Reader, paths: Iterable[str]) -> dict[str, str | None]:
+    """Read files that the kernel shows under the device lock, as `driver_override`.
+
+    Returns:
+        The text of each file (`None` when absent). A file that could not be read within two
+        seconds, or not at all, has no entry.
+    """
+    left = list(paths)
+    found: dict[str, str | None] = {}
+    while left:
+        answer, finished = _in_child(_read_all, (host, left), _READ_SECONDS)
+        lines = answer.decode("utf-8", "replace").split("\n")[:-1]
+        for path, line in zip(left, lines):
+            if line != "!":
+                found[path] = line[1:] if line.startswith("=") else None
+        if finished:
+            break
+        left = left[len(lines) + 1 :]  # the one after the last answer is what blocks
+    return found
+
+
+def _store(send: Callable[[bytes], object], path: str, value: str) -> None:
+    # os.write, because a buffered file reports the kernel's refusal only when it is closed
+    try:
+        os.write(os.open(path, os.O_WRONLY), value.encode() + b"\n")
+    except OSError as error:
+        send(str(error.errno).encode())
+    else:
+        send(b"ok")
+
+
+def _load(send: Callable[[bytes], object], path: str, value: str) -> None:
+    try:
+        done = subprocess.run([path, value], check=False, capture_output=True)
+    except OSError as error:
+        send(f"{path}: {error.strerror}".encode())
+    else:
+        send(done.stderr or b"failed" if done.returncode else b"ok")
+
+
+def _read_all(send: Callable[[bytes], object], host: Reader, paths: list[str]) -> None:
+    for path in paths:
+        try:
+            text = host.text(path)
+        except UnreadableError:
+            send(b"!\n")
+        else:
+            send(b"-\n" if text is None else b"=" + text.encode() + b"\n")
+
+
+def _in_child(
+    action: Callable[..., None], arguments: tuple[object, ...], timeout: float
+) -> tuple[bytes, bool]:
+    """Run `action(send, *arguments)` in a child; return what it sent, and whether it ended.
+
+    A child that does not end in time is never waited for: nothing could end it.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):  # a child left behind must not keep Ansible's pipes open
+                os.dup2(null, stream)
+            action(lambda data: os.write(writing, data), *arguments)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answer, deadline = b"", time.monotonic() + timeout
+    try:
+        while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data = os.read(reading, 65536)
+            if not data:
+                os.waitpid(child, 0)
+                return answer, True
+            answer += data
+        return answer, False
+    finally:
+        os.close(reading)
