@@ -56,8 +56,8 @@ def edit(text: str, changes: dict[str, str | None]) -> str:
 
 def properties(value: str, first: str) -> dict[str, str]:
     """Split `83:00.0,pcie=1`; the part without a name is called `first`."""
-    parts = (part.partition("=") for part in value.split(","))
-    return {key: rest for key, rest in ((k, v) if eq else (first, k) for k, eq, v in parts)}
+    named = (part if "=" in part else f"{first}={part}" for part in value.split(","))
+    return dict(part.split("=", 1) for part in named)
 
 
 def config_file(kind: str, vmid: int) -> Path:
@@ -94,7 +94,7 @@ def every(kind: str) -> list[int]:
 def locked(path: str) -> Iterator[None]:
     """Hold a lock file; who waits for it waits without a limit."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
+    with Path(path).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -105,10 +105,8 @@ def claim(
         if other.kind == "pid":
             if pid_of(other.vmid) == other.number:
                 raise GuestError(f"PCI device '{address}' already in use by VMID '{other.vmid}'")
-            print(
-                f"leftover PCI reservation found for {address}, lets take it...", file=sys.stderr
-            )
-    return {**reservations, **{address: mine for address in addresses}}
+            print(f"leftover PCI reservation found for {address}, lets take it...", file=sys.stderr)
+    return {**reservations, **dict.fromkeys(addresses, mine)}
 
 
 def _rewrite(change: Callable[[dict[str, Reservation]], dict[str, Reservation]]) -> None:
@@ -150,7 +148,7 @@ def bind_group(address: str) -> None:
     Raises:
         GuestError: there is no IOMMU, or a member did not go to vfio-pci.
     """
-    if not os.path.isdir("/sys/kernel/iommu_groups") or not os.listdir("/sys/kernel/iommu_groups"):
+    if not any(Path("/sys/kernel/iommu_groups").glob("*")):
         raise GuestError("cannot prepare PCI pass-through, IOMMU not present")
     driver = SYSFS / "drivers/vfio-pci"
     if not driver.is_dir():

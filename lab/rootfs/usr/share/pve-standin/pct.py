@@ -47,7 +47,7 @@ def node(value: str) -> Node:
     wanted = guests.properties(value, "path")
     path = wanted.get("path", "")
     try:
-        status = os.stat(path)
+        status = Path(path).stat()
     except FileNotFoundError:
         raise GuestError(f"Device {path} does not exist", code=2) from None
     if not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
@@ -120,24 +120,24 @@ def network(vmid: int, index: str, net: dict[str, str]) -> list[str]:
     return [f"lxc.net.{index}.{key} = {value}" for key, value in values.items() if value]
 
 
-def passthrough(vmid: int, path: str) -> str:
+def passthrough(vmid: int, path: str) -> Path:
     """Return where the container's own node for a device of the host is made."""
-    return f"{LIB}/{vmid}/passthrough{path}"
+    return LIB / str(vmid) / "passthrough" / path.lstrip("/")
 
 
 def make_nodes(vmid: int, nodes: list[Node]) -> None:
     """Make the container's nodes anew: own mode and owner, same device number."""
-    folder = f"{LIB}/{vmid}/passthrough"
-    if os.path.ismount(folder):
-        guests.run("umount", "--lazy", folder)
-    os.makedirs(folder, exist_ok=True)
-    guests.run("mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "none", folder)
+    folder = passthrough(vmid, "")
+    if folder.is_mount():
+        guests.run("umount", "--lazy", str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    guests.run("mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "none", str(folder))
     for device in nodes:
         at = passthrough(vmid, device.path)
-        os.makedirs(os.path.dirname(at), exist_ok=True)
+        at.parent.mkdir(parents=True, exist_ok=True)
         kind = stat.S_IFBLK if device.kind == "b" else stat.S_IFCHR
         os.mknod(at, kind, os.makedev(device.major, device.minor))
-        os.chmod(at, device.mode)
+        at.chmod(device.mode)
         os.chown(at, device.uid, device.gid)
 
 

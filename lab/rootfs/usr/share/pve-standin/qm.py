@@ -97,9 +97,8 @@ def run_process(vmid: int, words: list[str]) -> None:
     scope = ["systemd-run", "--quiet", "--scope", f"--unit={vmid}", "--slice=qemu.slice"]
     scope += [f"--description=Proxmox VE VM {vmid}", "--property=KillMode=process"]
     scope += ["--property=Before=pve-guests.service"]  # at shutdown: stopped after the guests
-    quiet = {"check": False, "capture_output": True}
-    subprocess.run(["systemctl", "reset-failed", f"{vmid}.scope"], **quiet)
-    subprocess.run(["systemctl", "stop", f"{vmid}.scope"], **quiet)
+    for verb in ("reset-failed", "stop"):  # what an earlier start may have left
+        subprocess.run(["systemctl", verb, f"{vmid}.scope"], check=False, capture_output=True)
     code = subprocess.run([*scope, "--", *words], check=False).returncode
     if code:
         raise GuestError(f"start failed: QEMU exited with code {code}")
