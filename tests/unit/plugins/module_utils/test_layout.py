@@ -186,6 +186,7 @@ def test_unread_guests_are_not_taken_for_existing(gpus: list[Gpu]) -> None:
     assert "could not be read: check /etc/pve" in layout.problems[0]
 
 
+KEYS = "name addresses numa_node expect driver iommu_type guest id kind vmid sev_snp".split()
 YAML = st.recursive(
     st.none()
     | st.booleans()
@@ -198,13 +199,7 @@ YAML = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(
-                ["name", "addresses", "numa_node", "expect", "driver", "iommu_type", "guest"]
-                + ["id", "kind", "vmid", "sev_snp"]
-            )
-            | st.text(max_size=4)
-            | st.integers()
-            | st.none(),
+            st.sampled_from(KEYS) | st.text(max_size=4) | st.integers() | st.none(),
             inner,
             max_size=6,
         )
