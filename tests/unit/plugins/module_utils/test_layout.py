@@ -186,19 +186,8 @@ def test_unread_guests_are_not_taken_for_existing(gpus: list[Gpu]) -> None:
     assert "could not be read: check /etc/pve" in layout.problems[0]
 
 
-KEYS = [
-    "name",
-    "addresses",
-    "numa_node",
-    "expect",
-    "driver",
-    "iommu_type",
-    "guest",
-    "id",
-    "kind",
-    "vmid",
-    "sev_snp",
-]
+ENTRY_KEYS = ["name", "addresses", "numa_node", "expect", "driver", "iommu_type", "guest"]
+KEYS = [*ENTRY_KEYS, "id", "kind", "vmid", "sev_snp"]
 YAML = st.recursive(
     st.none()
     | st.booleans()
