@@ -187,6 +187,14 @@ def package_version(package: str, host: Reader = _LIVE) -> str | None:
     return None
 
 
+def version_key(version: str | None) -> tuple[int, ...]:
+    """Return the numbers of a version for comparison; `0.5.10.post1` is (0, 5, 10, 1).
+
+    An unknown version is newer than all: rules about older releases must not hit it.
+    """
+    return tuple(map(int, re.findall(r"\d+", version))) if version else (10**6,)
+
+
 def read_flags(package: str, host: Reader = _LIVE) -> FlagSet:
     """Read the flags of the package in the folder `package`.
 

@@ -57,6 +57,16 @@ class Reader:
         except OSError as error:
             raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
 
+    def head(self, path: str, size: int) -> bytes | None:
+        """Return at most `size` first bytes of a file, for files too big to read; see `data`."""
+        try:
+            with self._followed(path).open("rb") as file:
+                return file.read(size)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
+
     def text(self, path: str) -> str | None:
         """Return the content as text without surrounding white space; see `data`."""
         content = self.data(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
@@ -13,6 +12,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags im
     package_version,
     read_flags,
 )
+from releases import package
 
 CALLS = {
     "srt/server_args.py": """
@@ -114,17 +114,6 @@ FILES = {
             held: A[int, Derived(doc="not an input")] = 0
         """,
 }
-
-
-def package(folder: Path, sources: dict[str, str], version: str = "0.5.23") -> str:
-    for name, text in sources.items():
-        path = folder / "sglang" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dedent(text))
-    metadata = folder / f"sglang-{version}.dist-info" / "METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text(f"Metadata-Version: 2.4\nName: sglang\nVersion: {version}\n")
-    return str(folder / "sglang")
 
 
 def flags(folder: Path, sources: dict[str, str]) -> dict[str, Flag]:
