@@ -8,14 +8,29 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
+    GpuHostError,
+    UnreadableError,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
+    Machine,
+    Outcome,
+    Write,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import read_device
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 GROUPS = "/sys/kernel/iommu_groups"
+TYPES = ("identity", "DMA", "DMA-FQ", "auto")
+ACCEPTABLE = ("fsp-identity", "sme-identity")  # guards that the operator may lift by name
+
+# These leave DMA to somebody else and do not hold the group until that somebody opens it.
+_SELF_MANAGED = re.compile(r"^pcieport$|^pci-stub$|vfio[-_]pci$")
 
 
 @dataclass(frozen=True)
@@ -165,3 +180,146 @@ def _caches_absent_entries(host: Reader) -> bool:
             if capability and int(capability, 16) >> bit & 1:
                 return True
     return False
+
+
+def plan_type(
+    group: IommuGroup,
+    wanted: str,
+    mode: HostMode,
+    *,
+    fsp: Sequence[str] = (),
+    holders: Sequence[str] = (),
+    accept: Collection[str] = (),
+) -> list[Write]:
+    """Return the writes that give a group the wanted type; none when it has it already.
+
+    Writing the present type is refused by the kernel like any other change, so it is not tried.
+
+    Args:
+        group: as it is now.
+        wanted: a type, or `auto` for the type the group would get at boot.
+        mode: of the host.
+        fsp: addresses of members that are GPUs with a security processor, or may have one.
+        holders: who has the group open through VFIO, or why nobody can tell.
+        accept: names of liftable guards (`ACCEPTABLE`) to lift.
+
+    Raises:
+        GpuHostError: why this cannot be done, all reasons together.
+    """
+    name = f"IOMMU group {group.number} ({', '.join(member.address for member in group.members)})"
+    if group.type is None:
+        raise GpuHostError(f"{name} has no type file: kernel 5.11 or later is needed")
+    target = mode.default_type if wanted == "auto" else wanted
+    if target is None:
+        raise GpuHostError(
+            f"{name}: the boot default that auto stands for cannot be computed, because the "
+            "command line does not name it and the kernel's /boot/config is missing; name a type"
+        )
+    if target == group.type:
+        return []
+    reasons = []
+    if target == "identity":
+        reasons += _identity_risks(mode, fsp if wanted == "identity" else (), accept)
+    if (group.type, target) != ("DMA", "DMA-FQ"):  # the one change that needs no idle group
+        reasons += _in_use(group)
+        reasons += holders
+    if reasons:
+        raise GpuHostError(
+            f"{name} stays {group.type}, it cannot become {target}: {'; '.join(reasons)}"
+        )
+    return [Write(f"{GROUPS}/{group.number}/type", target)]
+
+
+def _identity_risks(mode: HostMode, fsp: Sequence[str], accept: Collection[str]) -> list[str]:
+    risks = []
+    if mode.snp:
+        risks.append(
+            "SEV-SNP is on (kvm_amd sev_snp), which allows identity for no device; some kernels "
+            "only warn, so it is refused here"
+        )
+    if mode.sme and "sme-identity" not in accept:
+        risks.append(
+            "memory encryption is on (mem_encrypt=on), so the GPU would read encrypted memory; "
+            "accept sme-identity to try it all the same"
+        )
+    if fsp and "fsp-identity" not in accept:
+        risks.append(
+            f"{', '.join(fsp)} boots through an FSP, which is known to fail under identity on some "
+            "platforms until power is cut; accept fsp-identity to try it all the same"
+        )
+    return risks
+
+
+def _in_use(group: IommuGroup) -> list[str]:
+    bound = [
+        f"{member.address} (driver {member.driver})"
+        for member in group.members
+        if member.driver and not _SELF_MANAGED.search(member.driver)
+    ]
+    if not bound:
+        return []
+    return [
+        f"the kernel refuses while a driver that uses DMA is bound, here {', '.join(bound)}: "
+        "unbind with the gpu module (driver: none), set the type, then bind again"
+    ]
+
+
+def explain_refusal(group: IommuGroup, outcome: Outcome, wanted: str) -> str:
+    """Say in a sentence why the kernel did not take a type; the meanings changed in Linux 6.4."""
+    drivers = ", ".join(
+        f"{member.address} {member.driver or 'without driver'}" for member in group.members
+    )
+    meanings = {
+        errno.EPERM: "EPERM, which is no matter of rights: a driver of the group uses DMA, or "
+        f"VFIO has the group open (members: {drivers})",
+        errno.EBUSY: f"EBUSY: a driver is bound, and kernels before 6.4 count every driver, "
+        f"vfio-pci too (members: {drivers}); unbind them all",
+        errno.EACCES: "EACCES: this needs root with CAP_SYS_ADMIN and CAP_SYS_RAWIO, on the host "
+        "itself and not in a container",
+        errno.ENODEV: "ENODEV: the device or its group vanished; look at the kernel log",
+        errno.EINVAL: "EINVAL: " + _invalid(group),
+    }
+    if outcome.state == "stuck":
+        reason = (
+            "the write has not returned and is pending in the kernel, probably behind a hung "
+            "unbind; it may still take effect, and only a reboot ends it"
+        )
+    else:
+        reason = f"the kernel answers {meanings.get(outcome.errno or 0, outcome.detail)}"
+    return f"type of IOMMU group {group.number} was not set to {wanted}: {reason}"
+
+
+def _invalid(group: IommuGroup) -> str:
+    direct = [region for region in group.reserved_regions if region.type == "direct"]
+    if direct:
+        regions = ", ".join(f"{region.start:#x}-{region.end:#x}" for region in direct)
+        return f"firmware keeps direct-mapped regions ({regions}), which force another type"
+    if len(group.members) > 1:
+        return (
+            f"kernels before 6.4 cannot change a group of several devices, and this one has "
+            f"{len(group.members)}; later kernels say so when the vendor's IOMMU driver demands "
+            "another type"
+        )
+    return (
+        "the IOMMU driver demands another type (SEV-SNP, PASID, untrusted port), or this kernel "
+        "does not know the word (DMA-FQ: 5.15)"
+    )
+
+
+def apply_type(machine: Machine, group: IommuGroup, plan: Sequence[Write]) -> IommuGroup:
+    """Carry out a plan and return the group as it reads afterwards.
+
+    Raises:
+        GpuHostError: the kernel refused, or took the write and kept another type.
+    """
+    for step in plan:
+        outcome = machine.write(step.path, step.value, machine.timeout)
+        group = read_group(machine.host, group.number)
+        if outcome.state != "ok":
+            raise GpuHostError(explain_refusal(group, outcome, step.value))
+        if group.type != step.value:  # 6.1 falls back to DMA under SNP, and reports success
+            raise GpuHostError(
+                f"IOMMU group {group.number}: the kernel took {step.value} but kept {group.type}; "
+                "look at the kernel log"
+            )
+    return group

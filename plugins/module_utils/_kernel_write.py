@@ -49,6 +49,15 @@ class Outcome:
 Writer = Callable[[str, str, float], Outcome]
 
 
+@dataclass(frozen=True)
+class Machine:
+    """The host to read, the way to write to its kernel, and how long one write may take."""
+
+    host: Reader
+    write: Writer
+    timeout: float  # seconds
+
+
 def write(path: str, value: str, timeout: float) -> Outcome:
     """Write a value to a kernel file, waiting at most `timeout` seconds for the kernel.
 

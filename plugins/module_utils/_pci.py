@@ -95,9 +95,7 @@ def read_device(host: Reader, address: str) -> PciDevice | None:
     return PciDevice(
         address=address,
         id=f"{vendor:04x}:{device:04x}",
-        subsystem_id=(
-            None if maker is None or product is None else f"{maker:04x}:{product:04x}"
-        ),
+        subsystem_id=(None if maker is None or product is None else f"{maker:04x}:{product:04x}"),
         class_=class_,
         driver=driver and driver.rpartition("/")[2],
         numa_node=None if node is None or node < 0 else node,
