@@ -1,0 +1,202 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""The table of faults that kernel messages tell of, with their remedies and who prints them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+POWER_OFF = (
+    "Power the host off and take it from the mains for 30 s: the FSP starts only with slot power, "
+    "so resets, a module reload and a warm reboot do not help. If an IOMMU group of the GPU was "
+    "set to identity, set it back first. If it comes back after that: seating, power cable, slot."
+)
+RESET = (
+    "Stop what uses the GPU and reset it (nvidia-smi --gpu-reset, or a secondary bus reset with "
+    "the driver unloaded); if that does not help, reboot, then power the host off."
+)
+REINSTALL = (
+    "Put the firmware of the loaded driver version back under /lib/firmware/nvidia/VERSION "
+    "(reinstall its package), then load the driver again."
+)
+LOST = (
+    "Reboot; if the GPU stays away, power the host off. Lost again: look at AER messages of the "
+    "bridges above it, seating, riser and power."
+)
+POWER_POLICY = (
+    "Keep the GPU out of D3cold (power/control = on, d3cold_allowed = 0) and reboot; "
+    "if it stays away, power the host off."
+)
+IOMMU = (
+    "The GPU used an address that the IOMMU does not map: update driver and kernel, stop the "
+    "workload, and check which memory it was about."
+)
+P2P = (
+    "GPU-to-GPU DMA meets a translating IOMMU: turn peer-to-peer off (NCCL_P2P_DISABLE=1) or give "
+    "these GPUs a domain in which it works, then verify by writing and reading back."
+)
+SLOW_RESET = "Wait for 'ready' or 'giving up' in the log before anything else touches the GPU."
+NO_RESET = "Power the host off (a bus reset may help, but must not reach other devices)."
+UNBIND = (
+    "End the processes that hold the GPU's device nodes; the removal then goes on by itself. "
+    "Writing to the device's sysfs files before that blocks too."
+)
+ADVICE = "Follow the action the driver names in the message; see NVIDIA's Xid catalog."
+
+_START_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/gsp"
+_FSP_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/fsp"
+_INIT_SOURCE = "open-gpu-kernel-modules: src/nvidia/arch/nvalloc/unix/src/osinit.c"
+_XID_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/rc/kernel_rc.c"
+
+FSP_CLASSES = ("fsp_failed", "fsp_timeout")
+START_CLASSES = (*FSP_CLASSES, "gsp_failed", "fw_missing", "stale_wpr2")
+VERDICTS = {
+    "gpu_lost": "lost",
+    "iommu_fault": "degraded",
+    "unbind_blocked": "degraded",
+    "xid": "degraded",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault.
+
+    Attributes:
+        id: its name.
+        class_: what it means; see the documentation of gpu_health_info.
+        phase: `start` for messages of an attempt to start a GPU (they mostly have no address),
+            `probe` for those before a driver is bound, `event` for all that stand for themselves.
+        pattern: searched in the text of a message; `None` where code below decides.
+        remedy: what to do, beginning where this kind is known to react.
+        source: who prints the message.
+        vague: it tells that something failed, not what.
+    """
+
+    id: str
+    class_: str
+    phase: str
+    pattern: str | None
+    remedy: str
+    source: str
+    vague: bool = False
+
+
+def _fsp(id_: str, class_: str, pattern: str, vague: bool = False) -> Kind:
+    return Kind(id_, class_, "start", pattern, POWER_OFF, _FSP_SOURCE, vague)
+
+
+def _gsp(id_: str, pattern: str, vague: bool = False) -> Kind:
+    return Kind(id_, "gsp_failed", "start", pattern, RESET, _START_SOURCE, vague)
+
+
+# From cause to consequence: of an attempt with several of these, the first row is the cause.
+KINDS = (
+    Kind("all-ones", "gpu_lost", "start", None, LOST, _XID_SOURCE),
+    Kind("lost-at-start", "gpu_lost", "start", None, LOST, _INIT_SOURCE),
+    Kind(
+        "firmware-not-loaded",
+        "fw_missing",
+        "start",
+        r"(?:loading|firmware load for) \S*nvidia/\S+ failed with error -\d+"
+        r"|RmFetchGspRmImages: No firmware image found|version mismatch: got version",
+        REINSTALL,
+        "drivers/base/firmware_loader, and osinit.c of the driver",
+    ),
+    _fsp("fsp-response", "fsp_failed", r"FSP response reported error"),
+    _fsp("fsp-command-timeout", "fsp_timeout", r"FSP (?:async )?command timed out"),
+    _fsp("fsp-queue-timeout", "fsp_timeout", r"waiting for FSP (?:command queue|queues) to be"),
+    _fsp("fsp-message", "fsp_failed", r"Received error message from FSP while waiting"),
+    _fsp("fsp-fuse-check", "fsp_failed", r"FSP fuse error check has failed|FSP Fuse Check Failure"),
+    _fsp("fsp-boot-poll", "fsp_failed", r"while polling for FSP boot complete"),
+    _fsp("fsp-secure-boot", "fsp_failed", r"FSP secure boot (?:partition timed out|GSP prechecks)"),
+    _fsp("fsp-gfw-boot", "fsp_failed", r"returned from kgspWaitForGfwBootOk_HAL"),
+    Kind(
+        "fsp-other-driver",
+        "fsp_failed",
+        "event",
+        r"(?:nouveau|NovaCore) \S+ .*(?:NVDM command \w+ failed with error|FSP response error"
+        r"|FSP secure boot completion error)",
+        POWER_OFF,
+        "drivers/gpu/drm/nouveau/nvkm/subdev/fsp, drivers/gpu/nova-core/fsp.rs",
+    ),
+    _fsp("fsp-boot-commands", "fsp_failed", r"FSP boot cmds failed\. RM cannot boot", vague=True),
+    _gsp("gsp-fmc", r"GSP-FMC reported an error|Fatal GSP-FMC Error"),
+    _gsp("gsp-lockdown", r"Timeout waiting for (?:GSP target mask|lockdown) release"),
+    _gsp(
+        "sec2", r"SEC2 (?:secure boot partition timed out|response reported error|boot cmds fail)"
+    ),
+    _gsp("gfw-boot", r"failed to wait for GFW[_ ]boot"),
+    _gsp(
+        "booter-fwsec",
+        r"failed to (?:execute|prepare interface data for) (?:Booter|FWSEC)"
+        r"|Booter failed with non-zero|FWSEC failed to process boot command",
+    ),
+    Kind(
+        "wpr2-already-up",
+        "stale_wpr2",
+        "start",
+        r"unexpected WPR2 already up",
+        RESET,
+        _START_SOURCE,
+        vague=True,
+    ),
+    _gsp("gsp-start", r"Cannot initialize GSP firmware RM|boot attempts exceeded", vague=True),
+    Kind("start-failed", "gsp_failed", "start", None, RESET, _INIT_SOURCE, vague=True),
+    Kind(
+        "bar-firewall",
+        "reset_failed",
+        "probe",
+        r"failed to wait for bar firewall to lower",
+        NO_RESET,
+        "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
+    ),
+    Kind("xid-79", "gpu_lost", "event", None, LOST, _XID_SOURCE),
+    Kind("fallen-off-bus", "gpu_lost", "event", r"fallen off the bus", LOST, _XID_SOURCE),
+    Kind(
+        "d3cold",
+        "gpu_lost",
+        "event",
+        r"Unable to change power state from D3cold to D0|Refused to change power state from D3",
+        POWER_POLICY,
+        "drivers/pci/pci.c",
+    ),
+    Kind(
+        "rpc-gpu-lost",
+        "gpu_lost",
+        "event",
+        r"rpcSendMessage failed with status 0x0*f\b|\[NV_ERR_GPU_IS_LOST\]",
+        LOST,
+        "open-gpu-kernel-modules: src/nvidia/src/kernel/vgpu/rpc.c",
+    ),
+    Kind("gsp-rpc", "gsp_failed", "event", None, RESET, _XID_SOURCE),  # Xid 119 and 120
+    Kind("xid", "xid", "event", None, ADVICE, _XID_SOURCE),
+    Kind("iommu-p2p", "iommu_fault", "event", None, P2P, "drivers/iommu"),
+    Kind("iommu-fault", "iommu_fault", "event", None, IOMMU, "drivers/iommu"),
+    Kind("reset-gave-up", "reset_failed", "event", None, NO_RESET, "drivers/pci/pci.c"),
+    Kind("reset-waiting", "reset_failed", "event", None, SLOW_RESET, "drivers/pci/pci.c"),
+    Kind(
+        "unbind-blocked",
+        "unbind_blocked",
+        "event",
+        r"Attempting to remove device \S+ with non-zero usage count",
+        UNBIND,
+        "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
+    ),
+)
+BY_ID = {kind.id: kind for kind in KINDS}
+RANK = {kind.id: rank for rank, kind in enumerate(KINDS)}
+_PATTERNS = [(kind, re.compile(kind.pattern)) for kind in KINDS if kind.pattern]
+_ANY = re.compile("|".join(pattern.pattern for _kind, pattern in _PATTERNS))
+
+
+def matching(text: str) -> Kind | None:
+    """Return the first row of the table whose pattern is in the text of a message."""
+    if not _ANY.search(text):
+        return None
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), None)

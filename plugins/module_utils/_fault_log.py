@@ -1,0 +1,551 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""Reads faults of GPUs out of kernel messages, and finds out which GPU each is about.
+
+How messages find their GPU, best first: a PCI address in the message; the address in the driver's
+own FSP dump, which also carries the instance number of the messages around it; the end of the same
+attempt to start a GPU (`RmInitAdapter failed`), which names the address. The number in `GPU0` is
+no index: the driver gives the lowest free one to a GPU while it starts it, and takes it back when
+that fails, so four GPUs that fail one after another are all `GPU0` (gpumgrAllocGpuInstance). What
+cannot be attributed stays so.
+
+One failed attempt has one cause, the row of `KINDS` nearest to its top; the rest is evidence.
+The last attempt decides, and loading the driver again makes what was before it history.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Union
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
+    BY_ID,
+    RANK,
+    START_CLASSES,
+    Kind,
+    matching,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import Record
+
+_BDF = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+_DEVICE = r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"  # as the IOMMU drivers write it
+_ADDRESS = re.compile(rf"(?<![\w:])({_BDF})(?![\w:])")
+_DRM_ID = re.compile(r"\[GPU ID 0x([0-9a-f]{8})\]")
+_NVRM = re.compile(r"NVRM:?\s+(?:GPU(?P<instance>\d{1,4})\s)?")
+_DUMP = re.compile(rf"kfspDumpDebugState\w*: GPU ({_BDF})")
+_END = re.compile(
+    rf"GPU ({_BDF}): RmInitAdapter failed! \(0x([0-9a-f]+):0x([0-9a-f]+):\d+\)", re.IGNORECASE
+)
+_MINOR = re.compile(rf"GPU ({_BDF}): rm_init_adapter failed")
+_NO_PROBE = re.compile(r"nvidia.* probe (?:with driver nvidia|of \S+) failed with error")
+_STARTED = re.compile(rf"Initialized nvidia-drm \S+ (?:\d+ )?for ({_BDF}) on minor")
+_LOADED = "NVRM: loading NVIDIA UNIX"
+_XID = re.compile(rf"(?<!S)Xid \((?:PCI:)?({_BDF})[^)]*\): (\d+)(.*)")
+_XID_INSTANCE = re.compile(r"from GPU(\d{1,4}) GSP")
+_ALL_ONES = re.compile(r"(?:Error status|Error code:|regvalue:) 0xffffffff\b", re.IGNORECASE)
+_SIDE = re.compile(
+    r"Possible bad register read|kfsp\w+: |kgsp\w+: |nvCheckOkFailedNoLog|nvAssert\w*Failed"
+    r"|gspFmcSysmemOffset|the GPU (?:is likely|may be) in a bad state|note: VBIOS version"
+)
+_ENUMERATED = re.compile(rf"pci ({_BDF}): \[([0-9a-f]{{4}}:[0-9a-f]{{4}})\] .*class (0x[0-9a-f]+)")
+_OUR_DRIVERS = re.compile(r"NVRM|nvidia(?!-nvswitch)|nouveau|NovaCore")
+_CARD = re.compile(rf"NVRM: The NVIDIA GPU ({_BDF})")
+_AMD_EVENTS = "IO_PAGE_FAULT|RMP_PAGE_FAULT|INVALID_DEVICE_REQUEST|ILLEGAL_DEV_TABLE_ENTRY"
+_IOMMU_FAULTS = (
+    re.compile(
+        rf"AMD-Vi: (?:Event logged )?\[(?:{_AMD_EVENTS}|\w+_HARDWARE_ERROR|IOTLB_INV_TIMEOUT)"
+        rf"(?: device=(?P<device>{_DEVICE}))?(?:.* address=(?P<place>0x[0-9a-f]+))?"
+    ),
+    re.compile(
+        rf"DMAR: \[[^\]]+\] Request device \[(?P<device>{_DEVICE})\]"
+        r"(?:.*fault addr (?P<place>(?:0x)?[0-9a-f]+))?"
+    ),
+    re.compile(
+        rf"smmu\S* .*event: [FC]_\w+ client: (?P<device>{_DEVICE})"
+        r"(?:.*iova: (?P<place>0x[0-9a-f]+))?"
+    ),
+)
+_IOMMU_WORDS = ("AMD-Vi", "DMAR", "smmu")
+_START_WORDS = (
+    "RmInitAdapter failed",
+    "rm_init_adapter failed",
+    "Initialized nvidia-drm",
+    "kfspDumpDebugState",
+)
+_BY_DRIVER = re.compile(rf"([\w-]+) ({_BDF}): ")
+_RESET = re.compile(
+    rf"([\w-]+) ({_BDF}): (?:not )?ready (\d+)ms after ([^;]+?)(?:; (waiting|giving up))?$"
+)
+_NO_FSP = re.compile(
+    r"WaitForGfwBoot\w+_TU102|SanityCheckRegReadError_GM107|FWSEC|Booter|ksec2|SEC2 "
+)
+_HAS_FSP = re.compile(r"kfsp|SanityCheckRegReadError_GH100|kgsp\w+_GH100")
+_LINKED = re.compile(r"RmInitAdapter: ")  # what an attempt prints right before its end
+_CONTENDS = re.compile(r"nvCheckOkFailedNoLog")  # it may be an attempt, without a known cause
+
+EVIDENCE = 12  # lines kept for one fault
+_QUOTED = 400  # characters of a line
+_BLOCK_BITS = 24  # one fault address is kept for each 16 MiB, the size of the smallest large BAR
+_BLOCKS = 1024
+# Xids of applications that used the GPU wrongly (NVIDIA's Xid catalog); no ill health by themselves
+_OF_APPLICATIONS = (13, 31, 43, 45)
+_IOMMU_XID = 31
+_ADVICE_XID = 154
+
+
+def quote(record: Record) -> str:
+    """Return a line as evidence."""
+    return record.line[:_QUOTED].strip()
+
+
+@dataclass
+class Seen:
+    """One kind of fault of one GPU while the log is read, all repeats together."""
+
+    kind: Kind
+    id: str
+    first: Record
+    last: Record
+    attribution: str | None = None
+    count: int = 0
+    order: int = 0  # when the last one came, in messages
+    current: bool = True
+    no_fsp: bool = False  # the messages are of a chip without FSP
+    evidence: list[str] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)  # fault addresses by block
+
+    def add(self, *records: Record) -> None:
+        """Keep lines as evidence, each once."""
+        for line in map(quote, records):
+            if len(self.evidence) < EVIDENCE and line not in (quote(self.first), *self.evidence):
+                self.evidence.append(line)
+
+
+@dataclass
+class Card:
+    """What the log tells about one PCI address."""
+
+    faults: dict[str, Seen] = field(default_factory=dict)  # the newest last
+    driver: str | None = None  # as messages about it name it
+    named: bool = False  # a driver for NVIDIA GPUs spoke of it
+    started: Record | None = None  # its last attempt went well
+    started_order: int = 0
+    cause: Seen | None = None  # since its last good start: explains failures, over reloads too
+    no_fsp: bool = False
+    application: Record | None = None  # an Xid 31, telling only next to an IOMMU fault
+    advice: Record | None = None  # an Xid 154
+
+    def current(self, *classes: str) -> Seen | None:
+        """Return the newest fault of these classes that still stands."""
+        standing = [s for s in self.faults.values() if s.current and s.kind.class_ in classes]
+        return standing[-1] if standing else None
+
+    def drop(self, *classes: str) -> None:
+        """Make the faults of these classes history."""
+        for seen in self.faults.values():
+            if seen.kind.class_ in classes:
+                seen.current = False
+
+
+@dataclass
+class _Attempt:
+    """Messages of one attempt to start a GPU, until its end or the dump names the GPU."""
+
+    hits: list[tuple[Kind, Record]] = field(default_factory=list)
+    side: list[Record] = field(default_factory=list)
+    address: str | None = None
+    since_dump: int = 0  # index of the first hit after the last dump
+
+    def says(self, pattern: re.Pattern[str]) -> bool:
+        """Tell whether any of its messages matches."""
+        messages = [*(record for _kind, record in self.hits), *self.side]
+        return any(pattern.search(record.text) for record in messages)
+
+
+_Key = Union[int, str, None]  # instance number, address, or "not told"
+
+
+class Found:
+    """Everything a log says, before it is compared with the GPUs of a host."""
+
+    def __init__(self) -> None:
+        self._order = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew: another boot."""
+        self.boot_id: str | None = None
+        self.cards: dict[str, Card] = {}
+        self.devices: dict[str, tuple[str, str]] = {}  # address -> id, class
+        self.loose: list[Seen] = []  # unattributed
+        self._pending: dict[_Key, _Attempt] = {}
+        self._probe: list[tuple[Kind, Record]] = []
+        self._instances: dict[int, str] = {}
+        self._ended: dict[str, Seen] = {}
+        self._naming: str | None = None
+
+    def feed(self, record: Record) -> None:
+        """Take in one message."""
+        text = record.text
+        self._order += 1
+        if "Linux version " in text or (
+            record.boot_id and self.boot_id not in (None, record.boot_id)
+        ):
+            self._forget()
+        self.boot_id = record.boot_id or self.boot_id
+        if _LOADED in text:
+            self._reload()
+        elif not (
+            self._enumerate(text)
+            or self._xid(record)
+            or self._reset(record)
+            or self._iommu(record)
+            or self._start(record)
+        ):
+            self._other(record)
+
+    def card(self, address: str) -> Card:
+        """Return what is known about an address."""
+        return self.cards.setdefault(address, Card())
+
+    def _reload(self) -> None:
+        """The driver was loaded: its GPUs begin anew."""
+        self.finish()
+        self._instances.clear()
+        for card in self.cards.values():
+            card.drop(*START_CLASSES, "gpu_lost", "iommu_fault", "unbind_blocked", "xid")
+            card.started = card.advice = card.application = None
+        for seen in self.loose:
+            seen.current = False
+
+    def _enumerate(self, text: str) -> bool:
+        found = _ENUMERATED.search(text) if "] type 0" in text else None
+        if found:
+            self.devices[full_address(found[1])] = (found[2], found[3])
+        return found is not None
+
+    def _fault(
+        self, address: str | None, kind: Kind, record: Record, how: str, id_: str | None = None
+    ) -> Seen:
+        """Count one occurrence; while a GPU is lost, all else is a consequence of that."""
+        id_ = id_ or kind.id
+        card = Card(faults={s.id: s for s in self.loose if s.current})
+        if address is not None:
+            card = self.card(address)
+        lost = card.current("gpu_lost") if address else None
+        if lost is not None and lost.id != id_:
+            lost.add(record)
+            lost.last = record
+            return lost
+        seen = card.faults.pop(id_, None) or Seen(kind, id_, record, record)
+        card.faults[id_] = seen
+        seen.attribution = how if address else None
+        seen.count += 1
+        seen.last, seen.order, seen.current = record, self._order, True
+        seen.add(record)
+        if address is None and seen.count == 1:
+            self.loose.append(seen)
+        elif kind.class_ == "gpu_lost" and address is not None:
+            resets = card.current("reset_failed")
+            if resets is not None:  # it was not there to be reset
+                seen.add(resets.first, resets.last)
+                card.drop("reset_failed")
+            card.cause, card.started = seen, None
+        return seen
+
+    def _xid(self, record: Record) -> bool:
+        found = _XID.search(record.text) if "Xid (" in record.text else None
+        if not found:
+            return False
+        address, number, rest = full_address(found[1]), int(found[2][:6]), found[3]
+        card = self.card(address)
+        card.named = True
+        instance = _XID_INSTANCE.search(rest)
+        if instance:
+            self._instances[int(instance[1])] = address
+        kind = matching(record.text)
+        if kind is not None and kind.phase == "start":  # 143, and only its text tells of the FSP
+            self._hit(address, kind, record)
+        elif number == 79:
+            self._fault(address, BY_ID["xid-79"], record, "line")
+        elif number in (119, 120):
+            self._fault(address, BY_ID["gsp-rpc"], record, "line")
+        elif number == _IOMMU_XID:
+            card.application = record
+        elif number == _ADVICE_XID:
+            card.advice = None if "to 0x0 " in rest else record
+        elif number not in _OF_APPLICATIONS:
+            self._fault(address, BY_ID["xid"], record, "line", f"xid-{number}")
+        return True
+
+    def _iommu(self, record: Record) -> bool:
+        text = record.text
+        if not any(word in text for word in _IOMMU_WORDS):
+            return False
+        found = next((m for m in (p.search(text) for p in _IOMMU_FAULTS) if m), None)
+        if not found:
+            return False
+        driver = _BY_DRIVER.match(text[: found.start()])
+        address = full_address(driver[2] if driver else found["device"] or "")
+        if not address:
+            return True  # a fault of a device that is not named
+        if driver:
+            self._driven(address, driver[1])
+        seen = self._fault(address, BY_ID["iommu-fault"], record, "line")
+        if found["place"] and len(seen.places) < _BLOCKS:
+            place = int(found["place"], 16)
+            seen.places.setdefault(place >> _BLOCK_BITS, place)
+        return True
+
+    def _driven(self, address: str, driver: str) -> None:
+        """Note the driver that a message about a device begins with."""
+        card = self.card(address)
+        card.driver = driver
+        card.named = card.named or driver == "nvidia"
+
+    def _reset(self, record: Record) -> bool:
+        found = _RESET.search(record.text.rstrip()) if "ms after" in record.text else None
+        if not found:
+            return False
+        address = full_address(found[2])
+        card = self.card(address)
+        self._driven(address, found[1])
+        if found[5] == "giving up":
+            waited = card.faults.pop("reset-waiting", None)
+            seen = self._fault(address, BY_ID["reset-gave-up"], record, "line")
+            if waited is not None and seen.kind.id == "reset-gave-up":
+                seen.add(waited.first)
+        elif found[5] == "waiting":
+            self._fault(address, BY_ID["reset-waiting"], record, "line")
+        else:
+            card.drop("reset_failed")
+        return True
+
+    def _start(self, record: Record) -> bool:
+        """Follow the attempts to start a GPU."""
+        text = record.text
+        if not any(word in text for word in _START_WORDS):
+            return False
+        end, minor = _END.search(text), _MINOR.search(text)
+        started, dump = _STARTED.search(text), _DUMP.search(text)
+        if end:
+            self._close(full_address(end[1]), record, int(end[2], 16), int(end[3], 16))
+        elif minor:
+            ended = self._ended.pop(full_address(minor[1]), None)
+            if ended is None:
+                self._close(full_address(minor[1]), record)
+            else:
+                ended.add(record)
+        elif started:
+            card = self.card(full_address(started[1]))
+            card.named, card.started, card.cause = True, record, None
+            card.started_order = self._order
+            card.drop(*START_CLASSES, "gpu_lost", "reset_failed")
+        elif dump:
+            self._dump(full_address(dump[1]), record)
+        return bool(end or minor or started or dump)
+
+    def _other(self, record: Record) -> None:
+        """Take rows of the table, and lines that only support them."""
+        text = record.text
+        address = _address(text)
+        if address and _OUR_DRIVERS.search(text):
+            self.card(address).named = True
+            if "Continuing with GPU removal" in text:
+                self.card(address).drop("unbind_blocked")
+        self._naming = address if _CARD.search(text) else self._naming
+        kind = matching(text)
+        if address and _NO_PROBE.search(text):
+            for cause, hit in self._probe:
+                self._fault(address, cause, hit, "attempt").add(record)
+            self._probe = []
+        elif kind is None:
+            if _SIDE.search(text):
+                self._support(record)
+        elif kind.phase == "start":
+            self._hit(address or _instance(text), kind, record)
+        elif kind.phase == "probe":
+            self._probe.append((kind, record))
+        else:
+            instance = _instance(text)
+            if address is None and kind.id == "fallen-off-bus":
+                address, self._naming = self._naming, None
+            if address is None and instance is not None:
+                address = self._instances.get(instance)
+            self._fault(address, kind, record, "line")
+
+    def _hit(self, key: _Key, kind: Kind, record: Record) -> None:
+        attempt = self._pending.setdefault(key, _Attempt())
+        attempt.address = key if isinstance(key, str) else attempt.address
+        if not any(kind.id == known.id for known, _record in attempt.hits[attempt.since_dump :]):
+            attempt.hits.append((kind, record))
+
+    def _support(self, record: Record) -> None:
+        attempt = self._pending.setdefault(_instance(record.text), _Attempt())
+        if len(attempt.side) < EVIDENCE:
+            attempt.side.append(record)
+
+    def _dump(self, address: str, record: Record) -> None:
+        """Bind the attempt of this instance to the address that the driver's dump names."""
+        instance = _instance(record.text)
+        self.card(address).named = True
+        attempt = self._pending.setdefault(instance, _Attempt())
+        if attempt.address not in (None, address):
+            # the end of the attempt before is missing: what came since its dump is another GPU's
+            fresh = _Attempt(hits=attempt.hits[attempt.since_dump :])
+            del attempt.hits[attempt.since_dump :]
+            self._settle(attempt.address, "dump", attempt)
+            self._pending[instance] = attempt = fresh
+        attempt.address = address
+        attempt.since_dump = len(attempt.hits)
+        attempt.side.append(record)
+
+    def _close(self, address: str, record: Record, step: int = 0, status: int = 0) -> None:
+        """End an attempt: what is pending belongs to this address, unless that is not certain.
+
+        The codes are the driver's own init step and an NV_STATUS (RmInitAdapter in osinit.c).
+        """
+        self.card(address).named = True
+        joined = _Attempt()
+        for key in self._belonging(address):
+            attempt = self._pending.pop(key)
+            joined.hits += attempt.hits
+            joined.side += attempt.side
+        cause = "start-failed"
+        if status == 0x0F:  # NV_ERR_GPU_IS_LOST
+            cause = "lost-at-start"
+        elif step in (0x60, 0x61):  # firmware policy, firmware fetch
+            cause = "firmware-not-loaded"
+        joined.hits.append((BY_ID[cause], record))
+        seen = self._settle(address, "attempt", joined)
+        if seen is not None and step:
+            self._ended[address] = seen  # its second line, rm_init_adapter failed, will follow
+        self._instances = {n: at for n, at in self._instances.items() if at != address}
+
+    def _belonging(self, address: str) -> list[_Key]:
+        """Return the keys of what is pending for an attempt of this GPU that has just ended."""
+        bound = [key for key, attempt in self._pending.items() if attempt.address == address]
+        free = [key for key, attempt in self._pending.items() if attempt.address is None]
+        telling = [k for k in free if self._pending[k].hits or self._pending[k].says(_CONTENDS)]
+        linked = [key for key in telling if self._pending[key].says(_LINKED)]
+        if any(isinstance(key, int) for key in bound):
+            telling = []
+        elif len(linked) == 1:  # and what came without a number: starts do not overlap
+            telling = [key for key in telling if key in (*linked, None)]
+        numbered = [key for key in telling if key is not None]
+        if len(numbered) > 1:  # two instances at once: do not guess
+            for key in telling:
+                self._settle(None, "", self._pending.pop(key))
+            telling = []
+        if not telling and len(free) == 1:
+            telling = free if not self._pending[free[0]].hits else []
+        return [*bound, *telling]
+
+    def _settle(self, address: str | None, how: str, attempt: _Attempt) -> Seen | None:
+        """Find the one cause of an attempt and book it; the rest becomes its evidence."""
+        if not attempt.hits:
+            return None
+        kind, record = min(attempt.hits, key=lambda hit: RANK[hit[0].id])
+        no_fsp = attempt.says(_NO_FSP)
+        if kind.id == "fsp-gfw-boot" and (no_fsp or not attempt.says(_HAS_FSP)):
+            kind = BY_ID["gfw-boot"]
+        if kind.class_ != "gpu_lost" and attempt.says(_ALL_ONES):
+            kind = BY_ID["all-ones"]
+        card = self.card(address) if address else Card()
+        card.no_fsp = card.no_fsp or no_fsp
+        card.started = None
+        standing = card.current(*START_CLASSES)
+        lost = card.cause if card.cause and card.cause.kind.class_ == "gpu_lost" else None
+        card.drop(*START_CLASSES)
+        if lost is not None:  # a GPU that fell off the bus cannot start
+            seen, lost.current = lost, True
+        else:
+            if kind.id == "wpr2-already-up":
+                standing = standing or card.cause
+            if kind.vague and standing is not None:  # again, without telling a cause of its own
+                kind = standing.kind
+            seen = self._fault(address, kind, record, how)
+        card.cause, seen.no_fsp = seen, no_fsp
+        seen.add(*(hit for _kind, hit in attempt.hits), *attempt.side)
+        return seen
+
+    def finish(self) -> None:
+        """End of the log, or of what counts: settle what is still pending."""
+        pending, self._pending = self._pending, {}
+        for attempt in pending.values():
+            self._settle(attempt.address, "dump", attempt)
+        for kind, record in self._probe:
+            self._fault(None, kind, record, "")
+        self._probe = []
+
+    def claim(self, address: str) -> None:
+        """Give all unattributed faults to one GPU, for when it is the only one there is."""
+        card = self.card(address)
+        for seen in self.loose:
+            lost = card.current("gpu_lost")
+            if lost is not None:
+                lost.add(seen.first)
+                continue
+            card.no_fsp = card.no_fsp or seen.no_fsp
+            seen.attribution = "only-gpu"
+            if seen.kind.class_ in START_CLASSES and seen.current:
+                known = [s for s in card.faults.values() if s.kind.class_ in START_CLASSES]
+                if max([card.started_order, *(s.order for s in known)]) > seen.order:
+                    seen.current = False  # not its last attempt
+                else:
+                    card.drop(*START_CLASSES)
+            alike = card.faults.pop(seen.id, None)
+            if alike is not None:
+                seen.count += alike.count
+                seen.first = alike.first
+            card.faults[seen.id] = seen
+        self.loose = []
+
+    def named(self, address: str) -> bool:
+        """Tell whether a driver for NVIDIA GPUs spoke of this address."""
+        return address in self.cards and self.cards[address].named
+
+    def started_since(self, address: str, seen: Seen) -> bool:
+        """Tell whether this GPU started well after a fault."""
+        return address in self.cards and self.cards[address].started_order > seen.order
+
+
+def collect(records: Iterable[Record]) -> Found:
+    """Read all records once; memory grows with the kinds of faults, not with the log."""
+    found = Found()
+    for record in records:
+        found.feed(record)
+    found.finish()
+    return found
+
+
+def _instance(text: str) -> int | None:
+    found = _NVRM.search(text)
+    return int(found["instance"]) if found and found["instance"] else None
+
+
+def full_address(address: str) -> str:
+    """Return a logged address in full form: the domain may be missing or have eight digits."""
+    parts = address.lower().partition(".")
+    fields = parts[0].split(":")
+    if len(fields) < 2:
+        return ""
+    domain = int(fields[-3], 16) if len(fields) > 2 else 0
+    return f"{domain:04x}:{fields[-2]}:{fields[-1]}.{parts[2] or '0'}"
+
+
+def _address(text: str) -> str | None:
+    found = _ADDRESS.search(text)
+    if found:
+        return full_address(found[1])
+    found = _DRM_ID.search(text)
+    if found:  # domain, bus and device in one number
+        number = found[1]
+        return f"{number[:4]}:{number[4:6]}:{number[6:]}.0"
+    return None

@@ -1,0 +1,344 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""Verdict for each GPU: what the kernel log says, compared with the GPUs of the host.
+
+`judge(log, subjects)` is all that others need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._chips import identify
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
+    BY_ID,
+    FSP_CLASSES,
+    START_CLASSES,
+    VERDICTS,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import (
+    EVIDENCE,
+    Card,
+    Found,
+    Seen,
+    collect,
+    quote,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
+    KernelLog,
+    LogSummary,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._pci import DEVICES, slot_of
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+
+_WORST = ("lost", "failed", "degraded")
+# drivers whose messages may be about a GPU; without one, as DMAR writes, it may be too
+_MAY_BE_OURS = (None, "nvidia", "vfio-pci", "nvgrace-gpu-vfio-pci", "pci")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A GPU to judge.
+
+    Attributes:
+        address: full PCI address.
+        driver: bound now; `None` for none, or when `observed` is false.
+        has_fsp: `yes`, `no` or `unknown`.
+        bars: memory windows as (first, last) address.
+        initialised: the driver shows the UUID and firmware it got from the GPU; `None` if unknown.
+        observed: driver and `initialised` are of the time of the log; false for a saved log.
+    """
+
+    address: str
+    driver: str | None = None
+    has_fsp: str = "unknown"
+    bars: tuple[tuple[int, int], ...] = ()
+    initialised: bool | None = None
+    observed: bool = True
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault of one GPU, all its repeats together.
+
+    Attributes:
+        id: name of its row in `KINDS` (`xid-N` for an Xid without a row of its own).
+        class_: class of the fault.
+        address: of the GPU, `None` when the log does not tell.
+        attribution: how the address was found: `line`, `dump`, `attempt`, `only-gpu`, or `None`.
+        candidates: the GPUs it may be about while `address` is `None`.
+        current: false when a later start or load of the driver made it history.
+        first: time of the first occurrence.
+        last: time of the last one.
+        count: occurrences, a lower bound where the log has gaps.
+        line: the message itself, its first occurrence.
+        remedy: what to do.
+        source: who prints such messages.
+        evidence: further lines that belong to it.
+    """
+
+    id: str
+    class_: str
+    address: str | None
+    attribution: str | None
+    candidates: tuple[str, ...]
+    current: bool
+    first: str | None
+    last: str | None
+    count: int
+    line: str
+    remedy: str
+    source: str
+    evidence: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """What this fault alone makes of a GPU."""
+        if self.id == "reset-waiting":
+            return "degraded"
+        return VERDICTS.get(self.class_, "failed")
+
+
+@dataclass(frozen=True)
+class GpuHealth:
+    """Verdict for one GPU; words as in the documentation of gpu_health_info."""
+
+    address: str
+    fsp: str
+    verdict: str
+    reason: str
+    faults: tuple[str, ...]
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Health:
+    """Verdicts, the faults behind them, and how much of the log there was."""
+
+    gpus: tuple[GpuHealth, ...]
+    faults: tuple[Fault, ...]
+    log: LogSummary
+
+    @property
+    def unattributed(self) -> tuple[Fault, ...]:
+        """The faults that could not be tied to a GPU."""
+        return tuple(fault for fault in self.faults if fault.address is None)
+
+
+def read_subjects(host: Reader, gpus: Iterable[Gpu]) -> list[Subject]:
+    """Add to GPUs what only the verdict needs.
+
+    The UUID in `/proc/driver/nvidia/gpus/ADDRESS/information` is of question marks until the first
+    start since the driver was bound, and kept from then on (RmGetGpuUuidRaw in the driver's
+    osapi.c caches it): it proves that the GPU once started, not that its last start went well.
+    """
+    subjects = []
+    for gpu in gpus:
+        information = f"/proc/driver/nvidia/gpus/{gpu.address}/information"
+        try:
+            lines = (host.text(information) or "").splitlines()
+            windows = host.text(f"{DEVICES}/{gpu.address}/resource") or ""
+        except UnreadableError:
+            lines, windows = [], ""
+        said = {key: value.strip() for key, _colon, value in (n.partition(":") for n in lines)}
+        initialised = None
+        if "GPU UUID" in said:
+            firmware = said.get("GPU Firmware", "")
+            initialised = "?" not in said["GPU UUID"] and firmware not in ("N/A", "?")
+        subjects.append(
+            Subject(gpu.address, gpu.driver, gpu.has_fsp, _windows(windows), initialised)
+        )
+    return subjects
+
+
+def _windows(resource: str) -> tuple[tuple[int, int], ...]:
+    """Parse sysfs `resource`: start, end and flags of each window, the first six are BARs."""
+    found = []
+    for line in resource.splitlines()[:6]:
+        start, end, flags = (int(word, 16) for word in line.split())
+        if flags and end > start:
+            found.append((start, end))
+    return tuple(found)
+
+
+def judge(log: KernelLog, subjects: Sequence[Subject] | None) -> Health:
+    """Read a log to its end and judge the GPUs; with `None`, those that the log names."""
+    found = collect(log)
+    return conclude(found, log.summary(), subjects)
+
+
+def conclude(found: Found, log: LogSummary, subjects: Sequence[Subject] | None) -> Health:
+    """Judge GPUs by what a log says; with `None`, those that the log itself names."""
+    known = list(_named(found) if subjects is None else subjects)
+    faults = _attributed(found, known)
+    judged = [
+        _verdict(
+            subject,
+            [fault for fault in faults if fault.address == subject.address],
+            [fault for fault in faults if fault.current and subject.address in fault.candidates],
+            [card for at, card in found.cards.items() if _owner(at, known) is subject],
+            log,
+        )
+        for subject in sorted(known, key=lambda subject: subject.address)
+    ]
+    return Health(tuple(judged), tuple(faults), log)
+
+
+def _named(found: Found) -> Iterator[Subject]:
+    """Tell which addresses in a log are NVIDIA GPUs, or may be."""
+    for address in sorted({*found.cards, *found.devices}):
+        card = found.cards.get(address, Card())
+        id_, class_ = found.devices.get(address, ("", ""))
+        if id_:
+            ours = id_.startswith("10de:") and class_.startswith(("0x0300", "0x0302"))
+        else:
+            ours = card.named or (bool(card.faults) and card.driver in _MAY_BE_OURS)
+        if ours:
+            has_fsp = identify(id_)[2] if id_ else "unknown"
+            yield Subject(address, has_fsp=has_fsp, observed=False)
+
+
+def _owner(address: str, subjects: Sequence[Subject]) -> Subject | None:
+    """Return the GPU an address belongs to: itself, or the card whose other function it is."""
+    exact = [subject for subject in subjects if subject.address == address]
+    slot = [subject for subject in subjects if slot_of(subject.address) == slot_of(address)]
+    return exact[0] if exact else slot[0] if len(slot) == 1 else None
+
+
+def _attributed(found: Found, known: Sequence[Subject]) -> list[Fault]:
+    """Give each fault its GPU, and leave out what is not of an NVIDIA GPU."""
+    sure = [
+        subject.address
+        for subject in known
+        if subject.observed or subject.address in found.devices or found.named(subject.address)
+    ]
+    if len(sure) == 1:
+        found.claim(sure[0])
+    faults = []
+    for address, card in sorted(found.cards.items()):
+        owner = _owner(address, known)
+        if owner is None:
+            continue
+        if card.advice and not any(seen.current for seen in card.faults.values()):
+            seen = Seen(BY_ID["xid"], "xid-154", card.advice, card.advice, "line", count=1)
+            card.faults[seen.id] = seen
+        for seen in card.faults.values():
+            if seen.kind.class_ == "iommu_fault" and card.application:
+                seen.add(card.application)
+            if seen.current and card.advice:
+                seen.add(card.advice)
+            faults.append(_described(seen, owner, known))
+    lost = any(fault.class_ == "gpu_lost" for fault in faults)
+    able = {subject.address for subject in known if subject.has_fsp != "no"}
+    for seen in found.loose:
+        if seen.id == "rpc-gpu-lost" and lost:
+            continue  # follows from a loss that did name its GPU
+        candidates = [
+            address
+            for address in sure
+            if (address in able or seen.kind.class_ not in FSP_CLASSES)
+            and not found.started_since(address, seen)
+        ]
+        faults.append(replace(_described(seen, None, known), candidates=tuple(candidates)))
+    return faults
+
+
+def _described(seen: Seen, owner: Subject | None, known: Sequence[Subject]) -> Fault:
+    """Turn what was seen into a result, with what the GPU itself adds to the diagnosis."""
+    kind, evidence = seen.kind, list(seen.evidence)
+    if owner is not None and owner.has_fsp == "yes" and kind.id == "gfw-boot":
+        kind = BY_ID["fsp-gfw-boot"]  # from Hopper on, waiting for GFW is waiting for the FSP
+    elif owner is not None and owner.has_fsp == "no" and kind.class_ in FSP_CLASSES:
+        kind = BY_ID["gfw-boot" if kind.id == "fsp-gfw-boot" else "gsp-start"]
+    elif owner is not None and kind.class_ == "iommu_fault":
+        hits = [
+            f"{place:#x} lies in a BAR of {other.address}"
+            for place in seen.places.values()
+            for other in known
+            if other is not owner and any(start <= place <= end for start, end in other.bars)
+        ]
+        kind = BY_ID["iommu-p2p"] if hits else kind
+        evidence += hits[:EVIDENCE]
+    return Fault(
+        id=seen.id if kind is seen.kind else kind.id,
+        class_=kind.class_,
+        address=None if owner is None else owner.address,
+        attribution=seen.attribution,
+        candidates=(),
+        current=seen.current,
+        first=seen.first.time,
+        last=seen.last.time,
+        count=seen.count,
+        line=quote(seen.first),
+        remedy=kind.remedy,
+        source=kind.source,
+        evidence=tuple(evidence),
+    )
+
+
+def _verdict(
+    gpu: Subject,
+    faults: Sequence[Fault],
+    suspected: Sequence[Fault],
+    cards: Sequence[Card],
+    log: LogSummary,
+) -> GpuHealth:
+    """Judge one GPU: its own faults first, then everything that forbids to call it healthy."""
+    standing = [fault for fault in faults if fault.current]
+    started = next((card.started for card in cards if card.started), None)
+    works = gpu.driver != "vfio-pci" and (gpu.initialised is True or started is not None)
+    evidence = [line for fault in standing for line in (fault.line, *fault.evidence)]
+    verdict, reason = "unknown", ""
+    if standing:
+        verdict = min((fault.verdict for fault in standing), key=_WORST.index)
+        reason = "; ".join(
+            f"{fault.id} ({fault.class_}), {fault.count} times"
+            for fault in standing
+            if fault.verdict == verdict
+        )
+    elif suspected:
+        reason = f"{suspected[0].id} ({suspected[0].class_}) was logged and may be about this GPU"
+        evidence = [suspected[0].line]
+    elif not log.readable:
+        reason = "no kernel log could be read: " + "; ".join(log.gaps)
+    elif not log.complete:
+        reason = "no fault was seen, but the log is not complete: " + "; ".join(log.gaps)
+    elif gpu.observed and gpu.driver is None:
+        reason = "no driver is bound"
+    elif gpu.driver == "vfio-pci":
+        verdict, reason = "healthy", "bound to vfio-pci, and no fault in the log of this boot"
+    elif works and gpu.driver in (None, "nvidia"):
+        verdict, reason = "healthy", "it was started, and no fault in the log of this boot"
+        evidence = [started.line] if started else ["its information file has a UUID"]
+    elif any(fault.class_ in START_CLASSES for fault in faults):
+        reason = "it failed before the driver was loaded again, and was not started since"
+    else:
+        reason = f"driver {gpu.driver}: no sign that it was started since"
+    fsp = "unknown"
+    if any(fault.class_ in FSP_CLASSES for fault in standing):
+        fsp = "failed"
+    elif gpu.has_fsp == "no" or (gpu.has_fsp == "unknown" and any(card.no_fsp for card in cards)):
+        fsp = "not_applicable"
+    elif (
+        gpu.has_fsp == "yes"
+        and works
+        and log.complete
+        and not suspected
+        and verdict in ("healthy", "degraded")
+    ):
+        fsp = "ok"
+    return GpuHealth(
+        gpu.address,
+        fsp,
+        verdict,
+        reason,
+        tuple(fault.id for fault in standing),
+        tuple(evidence[:EVIDENCE]),
+    )
