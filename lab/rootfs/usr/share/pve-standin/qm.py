@@ -39,6 +39,11 @@ def pid_of(vmid: int) -> int | None:
     return pid if words[0].endswith("kvm") and file in words else None
 
 
+def running(vmid: int) -> bool:
+    """Tell whether a VM runs."""
+    return pid_of(vmid) is not None
+
+
 def pidfile(vmid: int) -> str:
     """Return the pid file as QEMU's command line names it."""
     return f"/var/run/qemu-server/{vmid}.pid"
@@ -122,6 +127,9 @@ def stop(vmid: int, words: list[str]) -> None:
         pci.release(vmid)
 
 
+shutdown = stop  # there is no guest that could be asked
+
+
 def status(vmid: int, _words: list[str]) -> None:
     """Print `status: running` or `status: stopped`."""
     guests.load("qemu", vmid)
@@ -169,7 +177,7 @@ COMMANDS = {
     "showcmd": show_command,
     "start": start,
     "stop": stop,
-    "shutdown": stop,
+    "shutdown": shutdown,
 }
 
 if __name__ == "__main__":
