@@ -57,21 +57,20 @@ _ENUMERATED = re.compile(rf"pci ({_BDF}): \[([0-9a-f]{{4}}:[0-9a-f]{{4}})\] .*cl
 _OUR_DRIVERS = re.compile(r"NVRM|nvidia(?!-nvswitch)|nouveau|NovaCore")
 _CARD = re.compile(rf"NVRM: The NVIDIA GPU ({_BDF})")
 _AMD_EVENTS = "IO_PAGE_FAULT|RMP_PAGE_FAULT|INVALID_DEVICE_REQUEST|ILLEGAL_DEV_TABLE_ENTRY"
-_IOMMU_FAULTS = (
-    re.compile(
+_IOMMU_FAULTS = {
+    "AMD-Vi": re.compile(
         rf"AMD-Vi: (?:Event logged )?\[(?:{_AMD_EVENTS}|\w+_HARDWARE_ERROR|IOTLB_INV_TIMEOUT)"
         rf"(?: device=(?P<device>{_DEVICE}))?(?:.* address=(?P<place>0x[0-9a-f]+))?"
     ),
-    re.compile(
+    "DMAR": re.compile(
         rf"DMAR: \[[^\]]+\] Request device \[(?P<device>{_DEVICE})\]"
         r"(?:.*fault addr (?P<place>(?:0x)?[0-9a-f]+))?"
     ),
-    re.compile(
+    "smmu": re.compile(
         rf"smmu\S* .*event: [FC]_\w+ client: (?P<device>{_DEVICE})"
         r"(?:.*iova: (?P<place>0x[0-9a-f]+))?"
     ),
-)
-_IOMMU_WORDS = ("AMD-Vi", "DMAR", "smmu")
+}
 _START_WORDS = (
     "RmInitAdapter failed",
     "rm_init_adapter failed",
@@ -286,9 +285,10 @@ class Found:
 
     def _iommu(self, record: Record) -> bool:
         text = record.text
-        if not any(word in text for word in _IOMMU_WORDS):
-            return False
-        found = next((m for m in (p.search(text) for p in _IOMMU_FAULTS) if m), None)
+        found = None
+        for word, pattern in _IOMMU_FAULTS.items():
+            if word in text:
+                found = found or pattern.search(text)
         if not found:
             return False
         driver = _BY_DRIVER.match(text[: found.start()])

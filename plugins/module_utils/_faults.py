@@ -13,9 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._chips import identify
-from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
+    GpuHostError,
+    UnreadableError,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
     BY_ID,
     FSP_CLASSES,
@@ -30,12 +34,20 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log impor
     collect,
     quote,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
+from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
     KernelLog,
     LogSummary,
+    read_blocks,
+    read_file,
+    read_live,
+    this_boot,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._pci import DEVICES, slot_of
+from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
+    DEVICES,
+    normalize_address,
+    slot_of,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 _WORST = ("lost", "failed", "degraded")
@@ -166,6 +178,70 @@ def _windows(resource: str) -> tuple[tuple[int, int], ...]:
         if flags and end > start:
             found.append((start, end))
     return tuple(found)
+
+
+def examine(
+    host: Reader,
+    *,
+    addresses: Sequence[str] | None,
+    sources: Sequence[str],
+    boot: str,
+    log_file: str | None,
+    timeout: float,
+) -> Health:
+    """Judge the GPUs of a host; options as in the documentation of gpu_health_info.
+
+    Raises:
+        GpuHostError: an option is wrong, or the saved log cannot be opened.
+    """
+    captured = host.root != Path("/")
+    subjects: Sequence[Subject] | None = read_subjects(host, read_gpus(host))
+    if log_file is not None:
+        log = read_file(log_file)
+    else:
+        log = read_blocks([]) if captured else read_live(sources, boot=boot, timeout=timeout)
+    found = collect(log)
+    if log_file is not None and not captured:
+        subjects = of_saved_log(host, found, log.summary(), subjects or ())
+    elif boot != "current":
+        subjects = unobserved(subjects or ())
+    health = conclude(found, log.summary(), subjects)
+    return health if addresses is None else _chosen(health, addresses)
+
+
+def _chosen(health: Health, addresses: Sequence[str]) -> Health:
+    """Leave out what is about other GPUs."""
+    wanted = {normalize_address(address) for address in addresses}
+    known = [gpu.address for gpu in health.gpus]
+    for address in sorted(wanted.difference(known)):
+        raise GpuHostError(
+            f"{address} is no NVIDIA GPU of this host or log; they are at "
+            f"{', '.join(known) or 'no address'}"
+        )
+    return replace(
+        health,
+        gpus=tuple(gpu for gpu in health.gpus if gpu.address in wanted),
+        faults=tuple(f for f in health.faults if f.address is None or f.address in wanted),
+    )
+
+
+def of_saved_log(
+    host: Reader, found: Found, log: LogSummary, subjects: Sequence[Subject]
+) -> Sequence[Subject] | None:
+    """Return the GPUs of a live host as far as they can be compared with a saved log.
+
+    A log that names none of them is of another host: `None`. And what the drivers show now says
+    nothing about the time of the log, unless it is of this very boot.
+    """
+    if not any(_owner(address, subjects) for address in (*found.cards, *found.devices)):
+        return None
+    of_this_boot = log.boot_id is not None and log.boot_id == this_boot(host)
+    return subjects if of_this_boot else unobserved(subjects)
+
+
+def unobserved(subjects: Sequence[Subject]) -> list[Subject]:
+    """Return the GPUs without what is only true now."""
+    return [replace(s, driver=None, initialised=None, observed=False) for s in subjects]
 
 
 def judge(log: KernelLog, subjects: Sequence[Subject] | None) -> Health:

@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Callable
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
-# A line without any of these words holds nothing that `_faults` or this file looks for. The last
-# one keeps journal messages that are no UTF-8: there the text is an array of numbers.
+# A line without any of these words holds nothing that anybody here looks for. The last one keeps
+# journal messages that are no UTF-8: there the text is an array of numbers.
 WORDS = (
     b"NVRM",
     b"nvidia",
@@ -47,6 +48,8 @@ WORDS = (
     b"power state",
     b"] type 0",
     b"Linux version",
+    b"Memory Encryption",
+    b"Memory Encryption",
     b"callbacks suppressed",
     b"messages dropped",
     b"kernel messages",
@@ -81,6 +84,15 @@ _BY_PROGRAM = re.compile(r"(?!NVRM )[^\s:]+ [\w@./-]+: ")
 _LOST = re.compile(
     r"(?:printk )?messages dropped|Missed \d+ kernel messages|buffer overrun|event log overflow"
     r"|dmar_fault: \d+ callbacks suppressed"  # one limit for all devices: any may be hidden
+)
+_NOTED = (
+    "Linux version ",
+    "messages dropped",
+    "kernel messages",
+    "buffer overrun",
+    "log overflow",
+    "callbacks suppressed",
+    "Rate limiting",
 )
 _SUPPRESSED = re.compile(
     r"((?:amd_iommu|arm_smmu|iommu|nv|rm)\w*): (\d+) callbacks suppressed|Rate limiting GSP RPC"
@@ -181,7 +193,8 @@ def _from_journal(line: str, source: str) -> Record | None:
     if not isinstance(message, str) or not (by_kernel or by_journald):
         return None
     # the ring's own stamp: equal, to the microsecond, to the one in /dev/kmsg
-    micros = number("_SOURCE_MONOTONIC_TIMESTAMP") or number("__MONOTONIC_TIMESTAMP")
+    micros = number("_SOURCE_MONOTONIC_TIMESTAMP")
+    micros = number("__MONOTONIC_TIMESTAMP") if micros is None else micros
     seconds = None if micros is None else micros / 1e6
     real = number("_SOURCE_REALTIME_TIMESTAMP") or number("__REALTIME_TIMESTAMP")
     wall = None
@@ -316,17 +329,17 @@ class Source:
         if self.first is None:
             heads = (parse(head.decode("utf-8", "replace")) for head in whole[:4096].split(b"\n"))
             self.first = next((head for head in heads if head and head.time), None)
-        if not self._kmsg and not any(word in whole for word in WORDS):
-            return
-        for line in whole.split(b"\n"):
-            if self._kmsg:
+        if self._kmsg:
+            for line in whole.split(b"\n"):
                 self._follow(line)
-            if not any(word in line for word in WORDS):
-                continue
+        for line in _promising(whole):
             record = parse(line.decode("utf-8", "replace"), self.name)
             if record is None:
                 continue
-            self._note(record)
+            if record.boot_id not in (None, self.boot_id):
+                self._begin(record)
+            if any(word in record.text for word in _NOTED):
+                self._note(record)
             if record.source != _JOURNALD:
                 yield record
 
@@ -336,27 +349,44 @@ class Source:
         if line.startswith(b" ") or len(fields) < 3 or not fields[1].isdigit():
             return  # a continuation line of a record
         sequence = int(fields[1])
-        if self._sequence is None:
-            self._begins = self._begins or sequence == 0
+        if self._sequence is None or sequence < self._sequence:
+            self._lost.clear()
+            self._begins = sequence == 0
         elif sequence > self._sequence + 1:
             self._lost["records missing by their sequence number"] += sequence - self._sequence - 1
         self._sequence = sequence
 
+    def _begin(self, record: Record) -> None:
+        """Start anew with another boot: only the last one in a log counts."""
+        if not self._kmsg:  # there the sequence numbers tell
+            self._lost.clear()
+            self._suppressed.clear()
+        self._begins = "Linux version " in record.text
+        self.boot_id = record.boot_id or self.boot_id
+
     def _note(self, record: Record) -> None:
-        """Follow boots and losses."""
-        new_boot = record.boot_id is not None and record.boot_id != self.boot_id
-        if "Linux version " in record.text or new_boot:
-            if self._begins or (new_boot and self.boot_id is not None):
-                self._lost.clear()
-                self._suppressed.clear()
-            self._begins = "Linux version " in record.text
-            self.boot_id = record.boot_id or self.boot_id
+        """Note where a boot begins, and what the log says about its own gaps."""
+        if "Linux version " in record.text:
+            self._begin(record)
         found = _LOST.search(record.text)
         if found:
             self._lost[re.sub(r"\d+", "N", found[0])] += 1
         found = _SUPPRESSED.search(record.text)
         if found:
             self._suppressed[found[1] or "the driver"] += int((found[2] or "1")[:12])
+
+
+def _promising(whole: bytes) -> Iterator[bytes]:
+    """Yield the lines with any of `WORDS`, in order; searching blocks is faster than lines."""
+    starts: dict[int, int] = {}
+    for word in WORDS:
+        at = whole.find(word)
+        while at >= 0:
+            start, end = whole.rfind(b"\n", 0, at) + 1, whole.find(b"\n", at)
+            starts[start] = end = len(whole) if end < 0 else end
+            at = whole.find(word, end)
+    for start in sorted(starts):
+        yield whole[start : starts[start]]
 
 
 class KernelLog:
@@ -399,6 +429,12 @@ class KernelLog:
             last=max(lasts, key=lambda r: r.seconds or 0.0).time if lasts else None,
             lines=sum(source.lines for source in self.sources),
         )
+
+
+def this_boot(host: Reader) -> str | None:
+    """Return the id of the running boot as the journal writes it."""
+    text = host.text("/proc/sys/kernel/random/boot_id")
+    return None if text is None else text.replace("-", "")
 
 
 Runner = Callable[[Sequence[str], float], Iterable[bytes]]
@@ -467,6 +503,7 @@ def _kmsg_blocks(path: str, timeout: float) -> Iterator[bytes]:
 
 def read_live(
     sources: Sequence[str] = ("journal", "dmesg"),
+    *,
     boot: str = "current",
     timeout: float = 30.0,
     run: Runner = stream,
@@ -493,7 +530,8 @@ def read_live(
     if "journal" in sources:
         made.append(Source("journal", lambda: run(command, timeout)))
     if "dmesg" in sources and offset == "0":
-        made.append(Source("dmesg", lambda: _kmsg_blocks(kmsg, timeout)))
+        boot_id = this_boot(Reader())
+        made.append(Source("dmesg", lambda: _kmsg_blocks(kmsg, timeout), boot_id))
     if not made:
         raise GpuHostError(
             f"boot {boot} is only in the journal, not in the kernel's ring buffer: "
@@ -502,17 +540,22 @@ def read_live(
     return KernelLog(made)
 
 
-def _file_blocks(path: str) -> Iterator[bytes]:
+def read_file(path: str) -> KernelLog:
+    """Read a saved log in any form; memory does not grow with the file.
+
+    Raises:
+        GpuHostError: it cannot be opened.
+    """
     try:
-        with Path(path).open("rb") as file:
-            yield from iter(lambda: file.read(_BLOCK), b"")
+        file = Path(path).open("rb")  # noqa: SIM115
     except OSError as error:
         raise GpuHostError(f"{path} cannot be read: {error.strerror}") from error
 
+    def blocks() -> Iterator[bytes]:
+        with file:
+            yield from iter(lambda: file.read(_BLOCK), b"")
 
-def read_file(path: str) -> KernelLog:
-    """Read a saved log in any form; memory does not grow with the file."""
-    return KernelLog([Source("file", lambda: _file_blocks(path))])
+    return KernelLog([Source("file", blocks)])
 
 
 def read_blocks(blocks: Iterable[bytes]) -> KernelLog:
