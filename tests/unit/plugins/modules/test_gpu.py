@@ -1,0 +1,57 @@
+"""The module `gpu`: options reach the binding, its answer reaches the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.modules import gpu
+from fake_kernel import FakeKernel
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def kernel(host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
+    root = host_tree("eight-gpus")
+    fake = FakeKernel(root)
+    monkeypatch.setattr(gpu, "Reader", lambda: Reader(str(root)))
+    monkeypatch.setattr(gpu, "write", fake)
+    return fake
+
+
+def test_a_list_may_come_as_a_string(kernel: FakeKernel, run_module: Run) -> None:
+    result = run_module(gpu, addresses="43:00.0,44:00.0", driver="vfio-pci")
+    assert [one["driver"] for one in result["gpus"]] == ["vfio-pci", "vfio-pci"]
+    assert result["changed"] is True
+
+
+def test_check_mode_and_diff(kernel: FakeKernel, run_module: Run) -> None:
+    result = run_module(gpu, check=True, diff=True, addresses=["44:00.0"], driver="none")
+    assert kernel.writes == []
+    assert result["changed"] is True
+    assert result["diff"]["after"] == {"0000:44:00.0": {"driver": None, "override": "none"}}
+
+
+def test_expect_refuses_another_card(kernel: FakeKernel, run_module: Run) -> None:
+    options = {"addresses": ["44:00.0"], "driver": "vfio-pci"}
+    result = run_module(gpu, **options, expect={"id": "10de:2684"})
+    assert result["failed"] is True
+    assert "nothing was changed" in result["msg"]
+
+
+def test_a_failure_still_tells_what_was_written(kernel: FakeKernel, run_module: Run) -> None:
+    kernel.refuses_probe.add("vfio-pci")
+    result = run_module(gpu, addresses=["44:00.0"], driver="vfio-pci")
+    assert result["failed"] is True
+    assert result["rolled_back"] is True
+    assert result["writes"]
+
+
+def test_an_unknown_driver_is_an_option_error(kernel: FakeKernel, run_module: Run) -> None:
+    result = run_module(gpu, addresses=["44:00.0"], driver="nouveau")
+    assert "must be one of: nvidia, vfio-pci, none" in result["msg"]
+    assert kernel.writes == []
