@@ -1,0 +1,315 @@
+"""The verdict on a server: each state, and each way in which one witness alone would be wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import (
+    Listener,
+    Unit,
+    Witnesses,
+    describe,
+    judge_server,
+    parse_unit,
+    read_listener,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Metric, Reply
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import Log, read_log
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+
+URL = "http://127.0.0.1:30000"
+RUNS = Unit(
+    "sglang", "loaded", "active", "running", 0, 42, "ab12", 0, "success", "/x/sglang.service"
+)
+OPEN = Listener(open=True, pid=42, command="python", addresses=("0.0.0.0",), ours=True)
+CLOSED = Listener(open=False)
+FOREIGN = replace(OPEN, pid=7, command="nginx", ours=False)
+REFUSED = Reply(None, "", "refused", 0.0)
+TIMEOUT = Reply(None, "", "timeout", 30.0)
+
+
+def reply(status: int, seconds: float = 0.01, **body: Any) -> Reply:
+    return Reply(status, json.dumps(body), None, seconds)
+
+
+def log(*lines: str, now: float = 0.0) -> Log:
+    return read_log([(0.0, line) for line in lines], now=now)
+
+
+HEALTHY = reply(200, 1.02)
+MODELS = reply(200, data=[{"id": "qwen", "max_model_len": 262144}])
+UP = log("Uvicorn running on http://0.0.0.0:30000", "The server is fired up and ready to roll!")
+LOADS = log("server_args=ServerArgs(x)", "Load weight begin. avail mem=95 GB")
+READY = Witnesses(
+    URL,
+    expected="qwen",
+    unit=RUNS,
+    log=UP,
+    listener=OPEN,
+    health=HEALTHY,
+    models=MODELS,
+    metrics={},
+)
+STARTS = replace(READY, log=LOADS, listener=CLOSED, health=REFUSED, models=None, metrics=None)
+NO_UNIT = replace(READY, unit=None, log=None, listener=replace(OPEN, ours=None))
+REMOTE = replace(NO_UNIT, listener=None)
+
+
+def unit(active: str, sub: str = "", **parts: Any) -> Unit:
+    return replace(RUNS, active=active, sub=sub, **parts)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "reason"),
+    [
+        (READY, "ready", "serves qwen"),
+        (NO_UNIT, "ready", "serves qwen"),
+        (REMOTE, "ready", "serves qwen"),
+        (replace(READY, unit=replace(RUNS, restarts=3)), "ready", "restarted it 3 times"),
+        (replace(READY, generated=reply(200, text="Paris.")), "ready", "serves qwen"),
+        # no server
+        (replace(STARTS, unit=unit("inactive", load="not-found")), "absent", "no unit sglang$"),
+        (
+            replace(STARTS, unit=unit("inactive", load="not-found"), listener=FOREIGN),
+            "absent",
+            r"process 7 \(nginx\) listens on its port",
+        ),
+        (replace(STARTS, unit=unit("inactive", "dead")), "stopped", "is not running$"),
+        (replace(READY, unit=unit("deactivating", "stop-sigterm")), "stopped", "is stopping"),
+        # starting
+        (STARTS, "loading", "sglang is loading weights"),
+        (replace(STARTS, unit=unit("activating", "start")), "loading", "loading weights"),
+        (replace(STARTS, log=None), "loading", "sglang is starting"),
+        (
+            replace(STARTS, log=log("Init torch distributed begin.", now=300.0)),
+            "loading",
+            "said nothing for 300 s.*NCCL_P2P_DISABLE=1",
+        ),
+        (replace(READY, log=LOADS, health=reply(503)), "warming", "has not generated yet"),
+        (replace(NO_UNIT, health=reply(503)), "warming", "has not generated yet"),
+        # failed
+        (
+            replace(STARTS, unit=unit("failed", exit_status=2, result="exit-code")),
+            "failed",
+            r"ended with status 2 \(a flag is wrong\)",
+        ),
+        (
+            replace(STARTS, unit=unit("activating", "auto-restart", exit_status=137)),
+            "failed",
+            "status 137 .*systemd will start it again",
+        ),
+        (
+            replace(STARTS, unit=unit("failed", result="oom-kill")),
+            "failed",
+            "the kernel killed it for want of memory",
+        ),
+        (
+            replace(
+                STARTS,
+                log=log(
+                    "ValueError: Not enough memory. Please try to increase --mem-fraction-static."
+                ),
+            ),
+            "failed",
+            "sglang is ending. no memory is left for the cache.* Its log: ValueError: Not enough",
+        ),
+        (replace(STARTS, listener=FOREIGN), "failed", r"process 7 \(nginx\) holds the port"),
+        # healthy, but
+        (replace(READY, models=reply(401)), "degraded", "does not take this api_key"),
+        (replace(READY, models=reply(500)), "degraded", "/v1/models answers 500"),
+        (replace(READY, models=TIMEOUT), "degraded", "/v1/models answers timeout"),
+        (replace(READY, expected="glm"), "degraded", "serves qwen, not glm"),
+        (replace(READY, generated=reply(200, text="")), "degraded", "came back empty"),
+        (replace(READY, generated=reply(200, text=" !!!!!!!!")), "degraded", "one character"),
+        (replace(READY, generated=reply(400)), "degraded", "answered with 400"),
+        (replace(READY, generated=TIMEOUT), "degraded", "answered with timeout"),
+        (replace(READY, health=reply(404)), "degraded", "is it SGLang that listens"),
+        (replace(READY, health=reply(503)), "degraded", "503 at once"),
+        (
+            replace(READY, listener=replace(OPEN, pid=None, ours=None)),
+            "degraded",
+            "whether the unit does is not known",
+        ),
+        # hung, or only busy
+        (
+            replace(READY, health=reply(503, 20.0), moved=False),
+            "hung",
+            "503 after 20 s, and no tok",
+        ),
+        (replace(READY, health=TIMEOUT, moved=False), "hung", "no answer after 30 s"),
+        (replace(READY, health=reply(503, 20.0)), "hung", "without the flag enable-metrics"),
+        (replace(REMOTE, health=TIMEOUT, moved=False), "hung", "no answer after 30 s"),
+        (replace(READY, health=reply(503, 20.0), moved=True), "degraded", "it is busy"),
+        # not from here
+        (replace(READY, listener=CLOSED, health=REFUSED), "unreachable", "is that its port"),
+        (
+            replace(READY, listener=replace(OPEN, addresses=("10.0.0.1",), elsewhere=True)),
+            "unreachable",
+            "listens on 10.0.0.1, not where",
+        ),
+        (replace(REMOTE, health=REFUSED), "unreachable", "no unit is known"),
+        (replace(REMOTE, health=TIMEOUT, metrics=None), "unreachable", "nor had /metrics"),
+        (
+            replace(REMOTE, health=Reply(None, "", "No route to host", 3.0)),
+            "unreachable",
+            "No route to host",
+        ),
+    ],
+)
+def test_state(seen: Witnesses, state: str, reason: str) -> None:
+    verdict = judge_server(seen)
+    assert verdict.state == state
+    assert re.search(reason, verdict.reason), verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "settled"),
+    [
+        (READY, True),
+        (STARTS, False),
+        (replace(READY, log=LOADS, health=reply(503)), False),
+        (replace(READY, health=reply(503, 20.0), moved=False), False),
+        (replace(READY, health=reply(503, 20.0), moved=True), False),
+        (replace(READY, health=reply(503)), False),
+        (replace(REMOTE, health=REFUSED), False),
+        (replace(STARTS, listener=FOREIGN), True),
+        (replace(STARTS, unit=unit("failed")), True),
+        (replace(STARTS, unit=unit("inactive", load="not-found")), True),
+        (replace(READY, models=reply(401)), True),
+        (replace(READY, expected="glm"), True),
+    ],
+)
+def test_what_waiting_cannot_change(seen: Witnesses, settled: bool) -> None:
+    assert judge_server(seen).settled is settled
+
+
+def test_each_witness_speaks_for_itself() -> None:
+    seen = replace(
+        READY, health=reply(503, 20.0), models=None, moved=False, metrics={"x": Metric(1.0, 1.0)}
+    )
+    assert list(describe(seen)) == [
+        ("unit", "active (running), restarts 0, main PID 42", True),
+        (
+            "journal",
+            f"has said that it is ready; its last line is: {UP.last}",
+            True,
+        ),
+        ("port", "process 42 (python) listens on 0.0.0.0", True),
+        ("health", "503 after 20.0 s", False),
+        ("counters", "standing still", False),
+    ]
+    said = {name: (what, good) for name, what, good in describe(replace(READY, expected="glm"))}
+    assert said["models"] == ("200 after 0.0 s: qwen", False)
+    said = {name: (what, good) for name, what, good in describe(replace(STARTS, log=None))}
+    assert said["journal"] == ("not readable", None)
+    assert said["port"] == ("closed", False)
+
+
+SHOW = """\
+LoadState=loaded
+ActiveState=activating
+SubState=auto-restart
+NRestarts=2
+MainPID=0
+InvocationID=0123abcd
+ExecMainStatus=137
+Result=exit-code
+ControlGroup=/system.slice/sglang.service
+"""
+
+
+def test_properties_of_a_unit() -> None:
+    assert parse_unit("sglang", SHOW) == Unit(
+        name="sglang",
+        load="loaded",
+        active="activating",
+        sub="auto-restart",
+        restarts=2,
+        main_pid=None,
+        invocation="0123abcd",
+        exit_status=137,
+        result="exit-code",
+        control_group="/system.slice/sglang.service",
+    )
+    with pytest.raises(GpuHostError, match="said nothing"):
+        parse_unit("sglang", "")
+
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  ...\n"
+# port 30000 is 7530
+ANY4 = "   0: 00000000:7530 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0  0 5001 1\n"
+LOOP4 = ANY4.replace("00000000:7530", "0100007F:7530")
+OTHER4 = ANY4.replace("00000000:7530", "640A0A0A:7530")
+CONNECTED = LOOP4.replace(" 0A ", " 01 ")
+ANY6 = ANY4.replace("00000000:7530", "00000000000000000000000000000000:7530")
+
+
+def tree(root: Path, tcp: str, tcp6: str = "", group: str = "0::/system.slice/x.service") -> Reader:
+    """Write processes 1, 42 and its child 43, which has socket 5001 open."""
+    for pid, parent in ((1, 0), (42, 1), (43, 42)):
+        folder = root / "proc" / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "comm").write_text("python3\n")
+        (folder / "stat").write_text(f"{pid} (a) b) S {parent} 0 0")
+        (folder / "cgroup").write_text(f"{group}\n")
+    (root / "proc/43/fd/5").symlink_to("socket:[5001]")
+    (root / "proc/net").mkdir()
+    (root / "proc/net/tcp").write_text(HEAD + tcp)
+    (root / "proc/net/tcp6").write_text(HEAD + tcp6)
+    return Reader(str(root))
+
+
+@pytest.mark.parametrize(
+    ("tables", "url", "address", "elsewhere"),
+    [
+        ((ANY4, ""), URL, "0.0.0.0", False),
+        ((LOOP4, ""), URL, "127.0.0.1", False),
+        ((LOOP4, ""), "http://localhost:30000", "127.0.0.1", False),
+        (("", ANY6), URL, "::", False),
+        ((OTHER4, ""), URL, "10.10.10.100", True),
+        ((OTHER4, ""), "http://10.10.10.100:30000", "10.10.10.100", False),
+        ((LOOP4, ""), "http://10.10.10.100:30000", "127.0.0.1", True),
+        ((LOOP4, ""), "http://ct100:30000", "127.0.0.1", False),
+    ],
+)
+def test_listener(
+    tmp_path: Path, tables: tuple[str, str], url: str, address: str, elsewhere: bool
+) -> None:
+    assert read_listener(tree(tmp_path, *tables), url, RUNS) == Listener(
+        open=True, pid=43, command="python3", addresses=(address,), ours=True, elsewhere=elsewhere
+    )
+
+
+@pytest.mark.parametrize(
+    ("main_pid", "group", "ours"),
+    [
+        (42, "0::/system.slice/x.service", True),  # a descendant of the main process
+        (99, "0::/system.slice/sglang.service", True),  # an orphan that the unit left
+        (99, "0::/system.slice/x.service", False),
+        (None, "0::/system.slice/x.service", False),
+    ],
+)
+def test_whose_listener(tmp_path: Path, main_pid: int | None, group: str, ours: bool) -> None:
+    host = tree(tmp_path, ANY4, group=group)
+    listener = read_listener(host, URL, replace(RUNS, main_pid=main_pid))
+    assert listener is not None
+    assert listener.ours is ours
+
+
+def test_no_listener(tmp_path: Path) -> None:
+    host = tree(tmp_path, CONNECTED)
+    assert read_listener(host, URL, RUNS) == CLOSED
+    assert read_listener(host, "http://10.0.0.9:30000", None) is None
+    assert read_listener(host, "https://127.0.0.1", None) == CLOSED
+
+
+def test_listener_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    host = tree(tmp_path, ANY4)
+    (tmp_path / "proc/43/fd/5").unlink()
+    assert read_listener(host, URL, RUNS) == Listener(open=True, addresses=("0.0.0.0",))

@@ -1,0 +1,135 @@
+"""What lines of a log mean, how far a start has come, and that no key gets out."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import (
+    Log,
+    read_log,
+    redact,
+)
+
+START = [
+    "[2026-10-31 12:00:00] server_args=ServerArgs(model_path='/m', api_key='hunter2', port=30000)",
+    "[2026-10-31 12:00:01 TP0] Init torch distributed begin.",
+    "[2026-10-31 12:00:09 TP0] Load weight begin. avail mem=94.3 GB",
+    "Loading safetensors checkpoint shards:   0% Completed | 0/39 [00:00<?, ?it/s]"
+    "\rLoading safetensors checkpoint shards:  25% Completed | 10/39 [00:05<00:15,  1.9it/s]",
+    "[2026-10-31 12:00:30 TP0] Load weight end. elapsed=21 s, type=Qwen3_5ForCausalLMMTP, avail",
+    "[2026-10-31 12:00:31 TP0] Capture target decode CUDA graph begin. backend=full",
+    "[2026-10-31 12:00:35] INFO:     Uvicorn running on http://127.0.0.1:30000",
+    "[2026-10-31 12:00:36] The server is fired up and ready to roll!",
+]
+
+
+def log(*lines: str, truncated: bool = False) -> Log:
+    return read_log([(None, line) for line in lines], truncated=truncated)
+
+
+@pytest.mark.parametrize(
+    ("count", "progress"),
+    [
+        (1, "reading its configuration"),
+        (2, "connecting the GPUs"),
+        (3, "loading weights"),
+        (4, "loading weights, 25 % (10/39 files)"),
+        (5, "allocating memory"),
+        (6, "capturing graphs"),
+        (7, "warming up"),
+        (8, None),
+    ],
+)
+def test_progress(count: int, progress: str | None) -> None:
+    found = log(*START[:count])
+    assert found.progress == progress
+    assert found.ready is (count == 8)
+    assert found.draft_model is (count >= 5)
+    assert found.decisive is None
+
+
+def test_long_log_has_been_ready() -> None:
+    assert log("[2026-10-31 12:00:36 TP0] Decode batch, #running-req: 1", truncated=True).ready
+
+
+@pytest.mark.parametrize(
+    ("lines", "decisive", "meaning"),
+    [
+        (
+            ["launch_server.py: error: unrecognized arguments: --mamba-scheduler-strategy x"],
+            "launch_server.py: error: unrecognized arguments: --mamba-scheduler-strategy x",
+            "a flag is not one of this release",
+        ),
+        (
+            [
+                "[2026-10-31 12:00:36 TP1] Scheduler hit an exception: Traceback (most recent call",
+                '  File "/x/scheduler.py", line 1, in run',
+                "    load()",
+                "KeyError: 'mtp.fc.weight'",
+                "",
+                "During handling of the above exception, another exception occurred:",
+                "",
+                "Traceback (most recent call last):",
+                '  File "/x/loader.py", line 2, in load',
+                "RuntimeError: no such tensor",
+                "",
+                "[2026-10-31 12:00:37] Received sigquit from a child process. It usually means the",
+            ],
+            "RuntimeError: no such tensor",
+            "a rank died",
+        ),
+        (
+            [
+                "[2026-10-31 12:00:36] Received sigquit from a child process. It usually means",
+                "Rank 0 scheduler died during initialization (exit code: -9).",
+            ],
+            "Rank 0 scheduler died during initialization (exit code: -9).",
+            "a scheduler was killed",
+        ),
+        (
+            [
+                "[2026-10-31 12:00:36 TP0] Scheduler hit an exception: Traceback (most recent call",
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+                "Exception: Capture cuda graph failed: CUDA out of memory.",
+            ],
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "a GPU's memory is full",
+        ),
+        (
+            ["ERROR:    [Errno 98] error while attempting to bind: address already in use"],
+            "ERROR:    [Errno 98] error while attempting to bind: address already in use",
+            "another server owns the port",
+        ),
+    ],
+)
+def test_decisive_line(lines: list[str], decisive: str, meaning: str) -> None:
+    found = log(*START[:5], *lines)
+    assert found.decisive == decisive
+    assert found.fatal
+    assert (found.meaning or "").startswith(meaning)
+
+
+def test_serious_line_is_not_the_end() -> None:
+    line = (
+        "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds"
+    )
+    found = log(*START, line)
+    assert (found.decisive, found.fatal) == (line, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "server_args=ServerArgs(api_key='hunter2', admin_api_key=\"hunter2\", port=1)",
+        "server_args={'api_key': 'hunter2', 'admin_api_key': 'hunter2'}",
+        "python -m sglang.launch_server --api-key hunter2 --admin-api-key=hunter2 --port 1",
+        'launch_command: "--api-key" "hunter2"',
+        "API_KEY: hunter2",
+    ],
+)
+def test_keys_are_removed(text: str) -> None:
+    assert "hunter2" not in redact(text)
+
+
+def test_no_key_leaves_the_log() -> None:
+    assert "hunter2" not in repr(log(*START))
+    assert redact("server_args=ServerArgs(api_key=None, port=30000)").endswith("port=30000)")
