@@ -26,17 +26,7 @@ author:
   - gpuhost.inference contributors (@gpuhost)
 extends_documentation_fragment:
   - gpuhost.inference.attributes
-attributes:
-  check_mode:
-    support: full
-    details:
-      - This module changes nothing. In check mode it does not wait either, as nothing was started.
-  diff_mode:
-    support: N/A
-    details:
-      - This module changes nothing.
-  platform:
-    platforms: linux
+  - gpuhost.inference.attributes.info_module
 options:
   url:
     description:
@@ -73,8 +63,9 @@ options:
   wait:
     description:
       - Seconds to wait until the server is ready. Loading a big model takes minutes.
-      - The module fails when it is not ready then, and at once when waiting cannot help. With V(0)
-        it never fails for the server's state.
+      - The module fails when it is not ready then, and at once when waiting cannot help.
+      - With V(0) it never fails for the server's state, and in check mode neither, as nothing was
+        started then.
     type: int
     default: 0
   timeout:

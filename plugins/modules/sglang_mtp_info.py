@@ -23,17 +23,7 @@ author:
   - gpuhost.inference contributors (@gpuhost)
 extends_documentation_fragment:
   - gpuhost.inference.attributes
-attributes:
-  check_mode:
-    support: full
-    details:
-      - This module changes nothing.
-  diff_mode:
-    support: N/A
-    details:
-      - This module changes nothing.
-  platform:
-    platforms: linux
+  - gpuhost.inference.attributes.info_module
 options:
   python:
     description:
