@@ -267,6 +267,14 @@ def test_a_probe_that_fails_is_undone(card: FakeKernel) -> None:
     assert [(step["path"], step["value"]) for step in result["writes"]] == card.writes
 
 
+def test_a_bind_that_says_ok_and_binds_nothing_is_no_success(kernel: FakeKernel) -> None:
+    kernel.refuses_probe.add("vfio-pci")
+    kernel.answers["/vfio-pci/bind", "0000:44:00.0"] = 0
+    result = bind(kernel, "44:00.0", "vfio-pci")
+    assert "succeeded, but the driver is not bound" in result["msg"]
+    assert result["rolled_back"]
+
+
 def test_what_could_not_be_put_back_is_told(kernel: FakeKernel) -> None:
     kernel.refuses_probe |= {"vfio-pci", "nvidia"}
     result = bind(kernel, "44:00.0", "vfio-pci")

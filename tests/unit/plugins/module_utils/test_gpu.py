@@ -133,6 +133,16 @@ def test_a_virtual_function_names_its_card(host_tree: Callable[[str], Path]) -> 
     assert read_gpus(Reader(str(root)), ["41:00.0"])[0].sriov.physfn == "0000:42:00.0"
 
 
+def test_virtual_functions_of_one_slot_are_no_companions_of_each_other(
+    host_tree: Callable[[str], Path],
+) -> None:
+    root = host_tree("four-functions")
+    (root / "sys/bus/pci/devices/0000:01:00.3/class").write_text("0x030200\n")
+    gpus = read_gpus(Reader(str(root)))
+    assert [gpu.address for gpu in gpus] == ["0000:01:00.0", "0000:01:00.3"]
+    assert [one.address for one in gpus[0].companions] == ["0000:01:00.1", "0000:01:00.2"]
+
+
 def test_an_override_is_shown(host_tree: Callable[[str], Path]) -> None:
     root = host_tree("eight-gpus")
     (root / "sys/bus/pci/devices/0000:41:00.0/driver_override").write_text("nvidia\n")
