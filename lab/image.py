@@ -31,7 +31,7 @@ SUITE = "trixie"
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = (
     # a host one can log in to
-    *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "udev", "kmod", "procps", "pciutils"),
+    *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "procps", "pciutils"),
     *("openssh-server", "openssh-client", "iproute2", "iputils-ping", "python3", "lxc"),
     # the kernel, its initramfs, and what builds the lab's modules
     *("linux-image-amd64", "initramfs-tools", "zstd", "linux-headers-amd64", "gcc", "make"),
@@ -45,11 +45,16 @@ MASKED = (
     *("e2scrub_all.timer", "systemd-tmpfiles-clean.timer", "e2scrub_reap.service"),
     *("getty@tty1.service", "serial-getty@ttyS0.service", "systemd-networkd-wait-online.service"),
     *("lxc-net.service", "lxc.service", "lxc-monitord.service", "systemd-pstore.service"),
+    *("systemd-rfkill.socket", "systemd-binfmt.service", "modprobe@drm.service"),
+)
+# Looking for things this machine does not have.
+NO_GENERATORS = (
+    *("debug", "getty", "gpt-auto", "hibernate-resume", "rc-local", "ssh", "system-update", "tpm2"),
 )
 ENABLED = ("systemd-networkd.service", "nvidia-init.service")
 SIZE = "8G"
 LOADER = "boot/lab-loader.conf"
-CONTAINER_ROOT = "var/lib/lxc/100/rootfs"
+CONTAINER_ROOT = "var/lib/vz/images/100/subvol-100-disk-0.subvol"
 
 # Command: Debian package that brings it.
 BUILD_TOOLS = {
@@ -96,7 +101,7 @@ def image_id() -> str:
     return digest(
         base_id(),
         container_id(),
-        (BUILD_ONLY, MASKED, ENABLED, SIZE),
+        (BUILD_ONLY, MASKED, NO_GENERATORS, ENABLED, SIZE),
         *(LAB / name for name in ("image.py", "kernel", "rootfs")),
         KEY.with_suffix(".pub").read_text(),
     )
@@ -128,7 +133,9 @@ def run(*command: object, quiet: bool = True, **options: object) -> None:
     )
     if done.returncode:
         tail = "\n".join((done.stdout or "").splitlines()[-25:])
-        raise LabError(f"{words[0]} failed with status {done.returncode}: {' '.join(words)}\n{tail}")
+        raise LabError(
+            f"{words[0]} failed with status {done.returncode}: {' '.join(words)}\n{tail}"
+        )
 
 
 def require(tools: dict[str, str]) -> None:
@@ -322,7 +329,14 @@ def settle(tree: Path) -> None:
     for unit in MASKED:
         (units / unit).unlink(missing_ok=True)
         (units / unit).symlink_to("/dev/null")
+    generators = tree / "etc/systemd/system-generators"
+    generators.mkdir(exist_ok=True)
+    for name in NO_GENERATORS:
+        (generators / f"systemd-{name}-generator").symlink_to("/dev/null")
     run("chroot", tree, "systemctl", "enable", *ENABLED)
+    # Nothing is newer than what the packages' scripts have already processed
+    for directory in ("etc", "var"):
+        (tree / directory / ".updated").touch()
 
 
 def write_loader(tree: Path, version: str) -> None:

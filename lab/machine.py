@@ -17,7 +17,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,6 +31,8 @@ from image import KEY, LOADER, STATE, discard, run
 
 MACHINES = ("amd", "intel")
 GPUS = 8
+# No devices that the lab does not use: each costs the guest's boot a driver.
+MACHINE_TYPE = "q35,kernel-irqchip=split,usb=off,sata=off,smbus=off,vmport=off,i8042=off,hpet=off"
 BOARD_BYTES = 1 << 20  # the smallest that ivshmem takes
 LOADER_KEYS = ("kernel", "initrd", "cmdline")
 
@@ -88,7 +89,7 @@ def qemu_arguments(machine: str, accel: str, directory: Path, loader: Loader, po
     iommu = {"amd": "amd-iommu,intremap=off", "intel": "intel-iommu,intremap=off,caching-mode=on"}
     arguments = [
         *("qemu-system-x86_64", "-name", f"lab-{machine}", "-nodefaults", "-no-user-config"),
-        *("-machine", "q35,kernel-irqchip=split,usb=off,sata=off,smbus=off,vmport=off"),
+        *("-machine", MACHINE_TYPE),
         *accel_arguments(accel),
         *("-m", "3072", "-smp", "2", "-display", "none", "-vga", "none", "-no-reboot"),
         *("-qmp", "stdio", "-chardev", f"file,id=console,path={directory}/console.log,append=on"),
@@ -98,8 +99,10 @@ def qemu_arguments(machine: str, accel: str, directory: Path, loader: Loader, po
         *("-device", "virtio-blk-pci,drive=disk,addr=0x1"),
         *("-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"),
         *("-device", "virtio-net-pci,netdev=net,addr=0x2,romfile="),
-        *("-object", "memory-backend-file,id=board,share=on,"
-                     f"size={BOARD_BYTES},mem-path={directory}/board"),
+        *(
+            "-object",
+            f"memory-backend-file,id=board,share=on,size={BOARD_BYTES},mem-path={directory}/board",
+        ),
         *("-device", "ivshmem-plain,memdev=board,addr=0x3"),
         *("-device", iommu[machine]),
     ]
@@ -107,14 +110,20 @@ def qemu_arguments(machine: str, accel: str, directory: Path, loader: Loader, po
         arguments += [
             *("-object", f"memory-backend-ram,id=memory{node},size=1536M"),
             *("-numa", f"node,nodeid={node},cpus={node},memdev=memory{node}"),
-            *("-device", f"pxb-pcie,id=root{node},bus_nr={0x40 * (node + 1)},numa_node={node},"
-                         f"bus=pcie.0,addr={8 + node:#x}"),
+            *(
+                "-device",
+                f"pxb-pcie,id=root{node},bus_nr={0x40 * (node + 1)},numa_node={node},"
+                f"bus=pcie.0,addr={8 + node:#x}",
+            ),
         ]
     for gpu in range(GPUS):
         node, slot, number = gpu // 4, gpu % 4 + 1, gpu + 1
         arguments += [
-            *("-device", f"pcie-root-port,id=port{number},chassis={number},slot={number},"
-                         f"bus=root{node},addr={slot:#x}"),
+            *(
+                "-device",
+                f"pcie-root-port,id=port{number},chassis={number},slot={number},"
+                f"bus=root{node},addr={slot:#x}",
+            ),
             *("-device", f"edu,id=gpu{number},bus=port{number},dma_mask=0xffffffffffffffff"),
         ]
     return arguments
@@ -124,7 +133,7 @@ def accel_arguments(accel: str) -> tuple[str, ...]:
     """Accelerator and processor model."""
     if accel == "kvm":
         return ("-accel", "kvm", "-cpu", "host")
-    return ("-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max")
+    return ("-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,la57=off")
 
 
 class Machine:
@@ -158,7 +167,7 @@ class Machine:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.board.write_bytes(bytes(BOARD_BYTES))  # power-on clears what went wrong before
         self.console.write_bytes(b"")
-        lock = os.open(self.lock, os.O_RDWR | os.O_CREAT)
+        lock = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -351,7 +360,7 @@ def choose_accel(loader: Loader) -> tuple[str, str]:
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg", "there is no usable /dev/kvm"
     verdict = STATE / "kvm.json"
-    key = [platform.release(), loader.kernel, os.stat("/dev/kvm").st_ctime_ns]
+    key = [platform.release(), loader.kernel, Path("/dev/kvm").stat().st_ctime_ns]
     try:
         known = json.loads(verdict.read_text())
         if known["key"] == key:
@@ -384,8 +393,3 @@ def boots_under_kvm(loader: Loader, seconds: float = 20) -> bool:
         qemu.kill()
         said = qemu.communicate()[0]
     return b"Unable to mount root fs" in said
-
-
-def tools_present() -> bool:
-    """Whether everything that running a machine takes is installed."""
-    return all(shutil.which(tool) for tool in RUN_TOOLS)

@@ -80,8 +80,8 @@ static void replace_ops(struct pci_bus *bus)
 static int __init lab_gpu_init(void)
 {
 	struct pci_dev *pdev = NULL;
-	struct pci_bus *bus = NULL;
-	int count = 0;
+	struct pci_bus *bus;
+	int count = 0, number;
 
 	while ((pdev = pci_get_device(EDU_VENDOR, EDU_DEVICE, pdev))) {
 		if (!real_ops) {
@@ -102,10 +102,13 @@ static int __init lab_gpu_init(void)
 		count++;
 	}
 
+	/* In the order of addresses: drivers see, and number, the GPUs in the order they appear. */
 	pci_lock_rescan_remove();
-	while ((bus = pci_find_next_bus(bus)))
-		if (bus->ops == &gpu_ops)
+	for (number = 0; number < 256; number++) {
+		bus = pci_find_bus(0, number);
+		if (bus && pci_is_root_bus(bus) && bus->ops == &gpu_ops)
 			pci_rescan_bus(bus);
+	}
 	pci_unlock_rescan_remove();
 
 	pr_info("%d edu devices stand in for GPUs\n", count);
