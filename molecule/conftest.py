@@ -1,0 +1,63 @@
+"""What the tests of all scenarios share: running a playbook, running a module, the tenant's VM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testinfra.host import Host
+
+ROOT = Path(__file__).parent.parent
+ALIVE = "/run/qemu-server/201.alive"  # VM 201 writes a line a second: count, pid, time, verdict
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Return the top of the repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def run_playbook() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run one of the collection's playbooks on the lab; the caller judges its exit status."""
+
+    def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["ansible-playbook", "-i", "inventory/lab", f"playbooks/{name}.yml", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture
+def run_module(host: Host) -> Callable[..., dict[str, Any]]:
+    """Run one of the collection's modules on the test's host; a failure is a result, too."""
+
+    def run(name: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
+        try:
+            result = host.ansible(f"gpuhost.inference.{name}", json.dumps(options), check=check)
+        except host.ansible.AnsibleException as failure:
+            result = failure.result
+        assert isinstance(result, dict)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def assert_neighbour_undisturbed(host: Host) -> Callable[[], None]:
+    """Check that VM 201 has had its devices all the time since boot, in one process."""
+
+    def check() -> None:
+        lines = [line.split(maxsplit=3) for line in host.check_output(f"cat {ALIVE}").splitlines()]
+        assert len(lines) > 5
+        assert [int(count) for count, *_ in lines] == list(range(1, len(lines) + 1))
+        assert {pid for _, pid, *_ in lines} == {host.check_output("cat /run/qemu-server/201.pid")}
+        assert {verdict for *_, verdict in lines} == {"ok"}
+        now = float(host.check_output("cut -d' ' -f1 /proc/uptime"))
+        assert now - float(lines[-1][2]) < 30
+
+    return check
