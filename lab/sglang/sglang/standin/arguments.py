@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """The command line: flags, configuration file, and what SGLang makes of them."""
 
 from __future__ import annotations
@@ -18,14 +22,18 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def parse(argv: list[str]) -> dict[str, Any]:
-    """Return the value of every flag; a flag that 0.5.23 does not have ends with status 2."""
-    parser = argparse.ArgumentParser()
+    """Return the value of every flag; a flag that 0.5.23 does not have ends with status 2.
+
+    `launch_command` is among them: the words as given, those of the file included, keys in clear.
+    """
+    parser = argparse.ArgumentParser(prog="sglang serve")
     ServerArgs.add_cli_args(parser)
     if "--config" in argv:
         at = argv.index("--config")
         argv = _as_flags(read_config(argv[at + 1]), parser) + argv[:at] + argv[at + 2 :]
     args = vars(parser.parse_args(argv))
     args.pop("config", None)
+    args["launch_command"] = " ".join(argv)
     return args
 
 
@@ -73,6 +81,7 @@ def _as_flags(entries: dict[str, Any], parser: argparse.ArgumentParser) -> list[
         for option in action.option_strings
     }
     flags: list[str] = []
+    # A key is taken as it is written, so one with underscores ends as an unknown flag.
     for key, value in entries.items():
         if isinstance(value, bool):
             if key.replace("-", "_") not in switches:
@@ -161,20 +170,6 @@ def _resolve_states(args: dict[str, Any], model: Model) -> None:
         interval = args["mamba_track_interval"]
         if interval < (args["speculative_num_draft_tokens"] or 0) or interval % args["page_size"]:
             raise AssertionError(f"mamba_track_interval {interval} does not fit")
-
-
-def shown(argv: list[str]) -> str:
-    """Return the command as `launch_command` shows it, without keys."""
-    words = ["python", "-m", "sglang.launch_server", *argv]
-    secret = ("--api-key", "--admin-api-key")
-    return " ".join(
-        "***" if at and words[at - 1] in secret else word for at, word in enumerate(words)
-    )
-
-
-def as_text(args: dict[str, Any]) -> str:
-    """Return the line that the log begins with; the real one shows the keys as well."""
-    return f"server_args={args}"
 
 
 def dumps(value: Any) -> bytes:

@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """The scheduler's model: which request gets how many tokens in which step, and how long it takes.
 
 One step of a batch of b requests takes, in milliseconds,

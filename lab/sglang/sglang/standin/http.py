@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """HTTP/1.1 on asyncio streams, and the endpoints of SGLang that clients of the lab call."""
 
 from __future__ import annotations
@@ -203,7 +207,6 @@ async def _server_info(server: Server, _request: Request) -> Response:
     }
     info = {
         **args,
-        "launch_command": setup.command,
         "status": "ready",
         "max_total_num_tokens": pools["tokens"],
         "max_req_input_len": args["context_length"] - 6,

@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """From the command line to a serving process, in the order and with the ends of SGLang."""
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ def launch(argv: list[str]) -> NoReturn:
     began = time.monotonic()
     model = read_model(args["model_path"])
     arguments.resolve(args, model)
-    log(arguments.as_text(args))
+    shown = {name: value for name, value in args.items() if name != "launch_command"}
+    log(f"server_args={shown}")
     children = ranks.start(args, model)
     # Imported while the ranks load. A SIGTERM until the port opens ends only this process.
     from sglang.standin import server  # noqa: PLC0415
@@ -29,7 +34,7 @@ def launch(argv: list[str]) -> NoReturn:
     pools = _wait_for_ranks(children)
     startup = time.monotonic() - began
     log(f"Engine startup timings (s): load_weight={startup * 0.7:.2f}, tokenizer_e2e={startup:.2f}")
-    server.run(server.Setup(args, model, pools, children, arguments.shown(argv), startup))
+    server.run(server.Setup(args, model, pools, children, startup))
     os._exit(0)
 
 

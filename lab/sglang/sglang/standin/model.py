@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """A model folder, and how many requests of it fit: `config.json` in, slots and tokens out.
 
 The formulas are those of SGLang's `srt/mem_cache/kv_cache_configurator.py` (0.5.16 and later).

@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """Processes as SGLang has them: log lines, titles, children, and how they end."""
 
 from __future__ import annotations

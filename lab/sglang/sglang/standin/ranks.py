@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """The child processes: a scheduler for each rank, which holds its GPU, and the detokenizer.
 
 Rank 0 runs the engine and talks to the server process over a socket, a JSON list on each line.

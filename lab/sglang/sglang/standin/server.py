@@ -1,3 +1,7 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
 """The server process: HTTP, the phases of its life, requests on their way, and metrics."""
 
 from __future__ import annotations
@@ -35,7 +39,6 @@ class Setup:
     model: Model
     pools: dict[str, Any]
     children: list[Child]
-    command: str
     startup: float
 
 
