@@ -1,0 +1,414 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: report
+short_description: Prepare the report of a GPU host
+version_added: 0.1.0
+author: gpuhost.inference contributors (@gpuhost)
+description:
+  - Turns the result of M(gpuhost.inference.gpu_host_info), and of M(gpuhost.inference.sglang_info)
+    where a server belongs to the host, into the values that the role C(gpu_report) writes as HTML,
+    JSON and text. Nothing is judged here.
+  - When O(previous) shows the same state and nothing was changed, that is the report that is
+    returned, with the time at which this state was first seen. So a new one always means news.
+positional: name
+options:
+  _input:
+    description: The registered result of M(gpuhost.inference.gpu_host_info).
+    type: dict
+    required: true
+  name:
+    description: Name of the host, as people call it.
+    type: str
+    required: true
+  servers:
+    description:
+      - Registered results of M(gpuhost.inference.sglang_info), one for each server of the host.
+        A key C(name) names it.
+    type: list
+    elements: dict
+    default: []
+  changes:
+    description: What the play changed, one sentence each.
+    type: list
+    elements: str
+    default: []
+  at:
+    description: The time of the report, as text.
+    type: str
+    default: ''
+  previous:
+    description: Text of the JSON report that is there already, empty when there is none.
+    type: str
+    default: ''
+"""
+
+EXAMPLES = r"""
+- name: Look at the host
+  gpuhost.inference.gpu_host_info:
+  register: host
+
+- name: Say in ten lines how it is
+  ansible.builtin.debug:
+    msg: "{{ (host | gpuhost.inference.report(inventory_hostname)).summary }}"
+"""
+
+RETURN = r"""
+_value:
+  description: >-
+    The C(report), with C(headline), C(facts), C(nodes) and their C(gpus), C(findings), C(layout),
+    C(servers), C(pending) and C(changes); the same with all text escaped for HTML as C(html);
+    and the C(summary) of what is now, a list of lines.
+  type: dict
+"""
+
+import hashlib
+import html
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+SCHEMA = 1  # raise it when the shape of a report changes: an older one is then never reused
+# keys of a report that make up the state of a host; measured figures, times and wording do not
+_STATE = ("schema", "host", "headline", "facts", "nodes", "layout", "pending")
+_TONES = {
+    "ok": "good",
+    "healthy": "good",
+    "ready": "good",
+    "degraded": "attention",
+    "loading": "attention",
+    "stopped": "attention",
+    "absent": "attention",
+    "not_applicable": "plain",
+    "error": "problem",
+    "failed": "problem",
+    "lost": "problem",
+    "warning": "attention",
+    "note": "plain",
+}
+_MODES = {
+    "off": "no IOMMU",
+    "passthrough": "passthrough: identity by default, no SEV-SNP guests",
+    "snp": "translated, for SEV-SNP guests",
+    "sme": "translated, with memory encryption (SME)",
+    "translated": "translated; single groups may be set to identity",
+    "unknown": "unknown",
+}
+_KINDS = {"lxc": "CT", "qemu": "VM"}
+_MTP = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
+_MEASURED = ("Accept length", "Accept rate")
+_TOLD = ("Model", "MTP", "Accept length")
+
+
+def report(
+    facts: Mapping[str, Any],
+    name: str,
+    *,
+    servers: Sequence[Mapping[str, Any]] = (),
+    changes: Sequence[str] = (),
+    at: str = "",
+    previous: str = "",
+) -> dict[str, Any]:
+    """Return the report of a host (the previous one when the state is the same) and a summary."""
+    if not isinstance(facts, Mapping) or "findings" not in facts:
+        raise AnsibleFilterError(
+            "report: the input is not a result of gpuhost.inference.gpu_host_info (it has no "
+            "findings): register that module's result and pass it on"
+        )
+    guests = {(guest["kind"], guest["vmid"]): guest for guest in facts["guests"] or ()}
+    health = {gpu["address"]: gpu for gpu in (facts["health"] or {}).get("gpus") or ()}
+    rows = [_gpu(gpu, health, guests, facts["layout"]) for gpu in facts["gpus"] or ()]
+    findings = _findings(facts["findings"])
+    new: dict[str, Any] = {
+        "schema": SCHEMA,
+        "host": str(name),
+        "since": at,
+        "headline": _headline(facts, findings),
+        "facts": _facts(facts["host"]),
+        "nodes": _nodes(rows),
+        "reasons": _reasons(health),
+        "findings": findings,
+        "layout": _layout(facts["layout"], rows),
+        "servers": [_server(result) for result in servers],
+        "pending": _pending(facts),
+        "changes": [str(change) for change in changes],
+    }
+    new["state"] = _digest(new)
+    old = _parsed(previous)
+    same = not new["changes"] and old.get("state") == new["state"]
+    chosen = old if same else new
+    return {"report": chosen, "html": _escaped(chosen), "summary": _summary(new, rows)}
+
+
+def _escaped(value: Any) -> Any:
+    """Escape every text at once: the template module ignores Jinja's autoescape."""
+    if isinstance(value, str):
+        return html.escape(value)
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, list) else value
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        old = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return old if isinstance(old, dict) and old.get("schema") == SCHEMA else {}
+
+
+def _digest(new: Mapping[str, Any]) -> str:
+    state: dict[str, Any] = {key: new[key] for key in _STATE}
+    state["findings"] = [
+        [finding["id"], finding["severity"], [hit["subject"] for hit in finding["hits"]]]
+        for finding in new["findings"]
+    ]
+    state["servers"] = [
+        [server["name"], server["state"]]
+        + [pair for pair in server["pairs"] if pair["label"] not in _MEASURED]
+        for server in new["servers"]
+    ]
+    text = json.dumps(state, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _gpu(
+    gpu: Mapping[str, Any],
+    health: Mapping[str, Mapping[str, Any]],
+    guests: Mapping[tuple[str, int], Mapping[str, Any]],
+    layout: Mapping[str, Any],
+) -> dict[str, Any]:
+    judged = health.get(gpu["address"], {})
+    group = gpu["iommu_group"] or {}
+    owners = sorted({(owner["kind"], owner["vmid"]) for owner in gpu["owners"]})
+    entry = next((e for e in layout["entries"] if gpu["address"] in e["addresses"]), None)
+    return {
+        "address": gpu["address"],
+        "name": (gpu["name"] or gpu["id"]).replace("NVIDIA ", ""),
+        "numa_node": gpu["numa_node"],
+        "driver": gpu["driver"] or "none",
+        "type": group.get("type") or "unknown",
+        "group": group.get("number"),
+        "guests": [_guest(kind, vmid, guests.get((kind, vmid))) for kind, vmid in owners],
+        "entry": entry["name"] if entry else None,
+        "fsp": _word(judged.get("fsp", "unknown")),
+        "health": _word(judged.get("verdict", "unknown")),
+    }
+
+
+def _guest(kind: str, vmid: int, guest: Mapping[str, Any] | None) -> dict[str, Any]:
+    running = guest["running"] if guest else None
+    return {
+        "label": f"{_KINDS.get(kind, kind)} {vmid}",
+        "name": (guest and guest["name"]) or "",
+        "state": "state unknown" if running is None else "running" if running else "stopped",
+    }
+
+
+def _word(word: str) -> dict[str, str]:
+    return {"word": word.replace("_", " "), "tone": _TONES.get(word, "unknown")}
+
+
+def _nodes(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    nodes: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        node = row["numa_node"]
+        nodes.setdefault("NUMA node unknown" if node is None else f"NUMA node {node}", []).append(
+            row
+        )
+    return [{"title": title, "gpus": nodes[title]} for title in sorted(nodes)]
+
+
+def _reasons(health: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Join the reasons of the health verdicts: most GPUs share theirs."""
+    joined: dict[str, list[str]] = {}
+    for address, judged in sorted(health.items()):
+        joined.setdefault(judged["reason"], []).append(address)
+    return [{"text": text, "addresses": addresses} for text, addresses in joined.items()]
+
+
+def _findings(findings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Join what one rule found on several subjects; the order stays: errors first."""
+    joined: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding in findings:
+        key = (finding["id"], finding["remedy"])
+        if key not in joined:
+            texts = {
+                name: finding[name] for name in ("id", "severity", "why", "remedy", "reference")
+            }
+            joined[key] = {**texts, "tone": _TONES[finding["severity"]], "hits": []}
+        joined[key]["hits"].append({name: finding[name] for name in ("subject", "evidence")})
+    return list(joined.values())
+
+
+def _headline(facts: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    counts = Counter(finding["severity"] for finding in findings)
+    said = [
+        f"{counts[word]} {word}{'s' if counts[word] > 1 else ''}"
+        for word in ("error", "warning", "note")
+        if counts[word]
+    ]
+    problems = facts["layout"]["problems"]
+    if problems:
+        said.insert(0, "the layout does not fit the host")
+    if problems or counts["error"]:
+        return {"tone": "problem", "word": "Needs action", "text": ", ".join(said)}
+    if counts["warning"]:
+        return {"tone": "attention", "word": "Look at this", "text": ", ".join(said)}
+    return {"tone": "good", "word": "In order", "text": ", ".join([*said, "nothing to do"])}
+
+
+def _facts(host: Mapping[str, Any]) -> list[dict[str, str]]:
+    yes = {True: "on", False: "off"}
+    loader, proxmox, iommu = host["boot_loader"], host["proxmox"], host["iommu"]
+    pairs = {
+        "Kernel": host["kernel"] or "unknown",
+        "Proxmox VE": (proxmox["version"] or "version unknown") if proxmox["installed"] else "no",
+        "IOMMU": " ".join(filter(None, ((iommu["vendor"] or "").upper(), _MODES[host["mode"]]))),
+        "Default group type": iommu["default_type"] or "unknown",
+        "SEV-SNP": yes.get(host["snp"], "unknown"),
+        "SME": yes.get(host["sme"], "unknown"),
+        "Boot loader": " through ".join(filter(None, (loader["name"], loader["tool"]))),
+        "Command line": " ".join(host["cmdline"]),
+    }
+    return [{"label": label, "value": value} for label, value in pairs.items()]
+
+
+def _layout(layout: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "entries": [_entry(entry, layout["differs"], rows) for entry in layout["entries"]],
+        "unassigned": list(layout["unassigned"]),
+        "problems": list(layout["problems"]),
+    }
+
+
+def _entry(
+    entry: Mapping[str, Any], differs: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    mine = [row for row in rows if row["address"] in entry["addresses"]]
+    guest = entry["guest"]
+    wanted_guest = f"{_KINDS[guest['kind']]} {guest['vmid']}" if guest else "any"
+    guests = [", ".join(guest["label"] for guest in row["guests"]) or "none" for row in mine]
+    return {
+        "name": entry["name"],
+        "addresses": list(entry["addresses"]),
+        "driver": _cell(entry["driver"], [row["driver"] for row in mine]),
+        "type": _cell(entry["iommu_type"] or "any", [row["type"] for row in mine]),
+        "guest": _cell(wanted_guest, guests),
+        "differing": [address for address in entry["addresses"] if address in differs],
+    }
+
+
+def _cell(wanted: str, now: Iterable[str]) -> dict[str, Any]:
+    have = sorted(set(now))
+    return {
+        "wanted": wanted,
+        "now": " / ".join(have),
+        "differs": wanted not in ("any", "auto") and have != [wanted],
+    }
+
+
+def _server(result: Mapping[str, Any]) -> dict[str, Any]:
+    server = result["server"]
+    speculation = server.get("speculation") or {}
+    settings = {key: speculation.get(key) for key in _MTP}
+    pairs = {
+        "Model": server.get("model_id"),
+        "SGLang": server.get("version"),
+        "Address": server.get("url"),
+        "Requests at once": server.get("effective_max_running_requests"),
+        "MTP": settings["algorithm"] or "off",
+        "MTP steps, top-k, draft tokens": ", ".join(
+            str(settings[key]) for key in _MTP[1:] if settings[key] is not None
+        ),
+        "Accept length": speculation.get("accept_length"),
+        "Accept rate": speculation.get("accept_rate"),
+    }
+    return {
+        "name": str(result.get("name") or server.get("model_id") or server.get("url") or "server"),
+        "state": server["state"],
+        "tone": _TONES.get(server["state"], "problem"),
+        "reason": server.get("reason") or "",
+        "speculation": settings,
+        "pairs": [
+            {"label": label, "value": _number(value)}
+            for label, value in pairs.items()
+            if value not in (None, "")
+        ],
+        "witnesses": [_witness(witness) for witness in result.get("witnesses") or ()],
+    }
+
+
+def _number(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _witness(witness: Mapping[str, Any]) -> dict[str, str]:
+    word, tone = ("unknown", "unknown")
+    if witness["ok"] is not None:
+        word, tone = ("yes", "good") if witness["ok"] else ("no", "problem")
+    return {"name": witness["name"], "said": str(witness["said"]), "word": word, "tone": tone}
+
+
+def _pending(facts: Mapping[str, Any]) -> list[str]:
+    pending = []
+    boot, loader = facts["host"]["pending"], facts["host"]["boot_loader"]
+    if facts["host"]["reboot_required"]:
+        pending.append(
+            f"A reboot: {loader['file']} and the running kernel differ ("
+            + ", ".join([*boot["missing"], *(f"without {word}" for word in boot["extra"])])
+            + ")."
+        )
+    if facts["layout"]["differs"]:
+        pending.append(
+            f"The playbook site: {len(facts['layout']['differs'])} GPUs are not as the layout says."
+        )
+    return pending
+
+
+def _count(words: Iterable[str]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in Counter(words).most_common()) or "none"
+
+
+def _summary(new: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say it all in at most nine lines; the role adds where the report lies."""
+    layout = new["layout"]
+    differing = sum(len(entry["differing"]) for entry in layout["entries"])
+    guests = Counter(
+        " ".join(filter(None, (guest["label"], guest["name"], guest["state"])))
+        for row in rows
+        for guest in row["guests"]
+    )
+    lines = [
+        f"{new['host']}: {new['headline']['word']} ({new['headline']['text']})",
+        f"GPUs: {len(rows)}; drivers: {_count(row['driver'] for row in rows)}; "
+        f"group types: {_count(row['type'] for row in rows)}",
+        f"FSP: {_count(row['fsp']['word'] for row in rows)}; "
+        f"health: {_count(row['health']['word'] for row in rows)}",
+        f"Guests: {'; '.join(f'{who}, {n} GPUs' for who, n in sorted(guests.items())) or 'none'}",
+    ]
+    if layout["problems"]:
+        lines.append(f"Layout: {len(layout['problems'])} problems: {layout['problems'][0]}")
+    elif layout["entries"]:
+        lines.append(f"Layout: {f'{differing} GPUs differ' if differing else 'as declared'}")
+    for server in new["servers"][:2]:
+        said = [f"{p['label']} {p['value']}" for p in server["pairs"] if p["label"] in _TOLD]
+        lines.append(f"SGLang: {', '.join([server['state'], *said])}")
+    ids = ", ".join(f"{finding['id']} ({len(finding['hits'])})" for finding in new["findings"])
+    lines.append(f"Findings: {ids or 'none'}")
+    lines.append(f"Pending: {' '.join(new['pending']) or 'nothing'}")
+    return lines
+
+
+class FilterModule:
+    """Filters for the role gpu_report."""
+
+    def filters(self) -> dict[str, Any]:
+        return {"report": report}
