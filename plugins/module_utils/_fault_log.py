@@ -183,6 +183,7 @@ class Found:
         self.cards: dict[str, Card] = {}
         self.devices: dict[str, tuple[str, str]] = {}  # address -> id, class
         self.loose: list[Seen] = []  # unattributed
+        self.highest = 0  # instance number: at one time so many more GPUs than one were started
         self._pending: dict[_Key, _Attempt] = {}
         self._probe: list[tuple[Kind, Record]] = []
         self._instances: dict[int, str] = {}
@@ -222,6 +223,14 @@ class Found:
             card.started = card.advice = card.application = None
         for seen in self.loose:
             seen.current = False
+
+    def _instance(self, text: str) -> int | None:
+        """Return the number in `GPU0`, which is no index."""
+        found = _NVRM.search(text)
+        if not found or not found["instance"]:
+            return None
+        self.highest = max(self.highest, int(found["instance"]))
+        return int(found["instance"])
 
     def _enumerate(self, text: str) -> bool:
         found = _ENUMERATED.search(text) if "] type 0" in text else None
@@ -268,6 +277,7 @@ class Found:
         instance = _XID_INSTANCE.search(rest)
         if instance:
             self._instances[int(instance[1])] = address
+            self.highest = max(self.highest, int(instance[1]))
         kind = matching(record.text)
         if kind is not None and kind.phase == "start":  # 143, and only its text tells of the FSP
             self._hit(address, kind, record)
@@ -360,6 +370,9 @@ class Found:
             if "Continuing with GPU removal" in text:
                 self.card(address).drop("unbind_blocked")
         self._naming = address if _CARD.search(text) else self._naming
+        driver = _BY_DRIVER.match(text)
+        if driver:
+            self._driven(full_address(driver[2]), driver[1])
         kind = matching(text)
         if address and _NO_PROBE.search(text):
             for cause, hit in self._probe:
@@ -369,11 +382,11 @@ class Found:
             if _SIDE.search(text):
                 self._support(record)
         elif kind.phase == "start":
-            self._hit(address or _instance(text), kind, record)
+            self._hit(address or self._instance(text), kind, record)
         elif kind.phase == "probe":
             self._probe.append((kind, record))
         else:
-            instance = _instance(text)
+            instance = self._instance(text)
             if address is None and kind.id == "fallen-off-bus":
                 address, self._naming = self._naming, None
             if address is None and instance is not None:
@@ -387,13 +400,13 @@ class Found:
             attempt.hits.append((kind, record))
 
     def _support(self, record: Record) -> None:
-        attempt = self._pending.setdefault(_instance(record.text), _Attempt())
+        attempt = self._pending.setdefault(self._instance(record.text), _Attempt())
         if len(attempt.side) < EVIDENCE:
             attempt.side.append(record)
 
     def _dump(self, address: str, record: Record) -> None:
         """Bind the attempt of this instance to the address that the driver's dump names."""
-        instance = _instance(record.text)
+        instance = self._instance(record.text)
         self.card(address).named = True
         attempt = self._pending.setdefault(instance, _Attempt())
         if attempt.address not in (None, address):
@@ -523,11 +536,6 @@ def collect(records: Iterable[Record]) -> Found:
         found.feed(record)
     found.finish()
     return found
-
-
-def _instance(text: str) -> int | None:
-    found = _NVRM.search(text)
-    return int(found["instance"]) if found and found["instance"] else None
 
 
 def full_address(address: str) -> str:

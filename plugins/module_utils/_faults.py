@@ -253,7 +253,7 @@ def judge(log: KernelLog, subjects: Sequence[Subject] | None) -> Health:
 def conclude(found: Found, log: LogSummary, subjects: Sequence[Subject] | None) -> Health:
     """Judge GPUs by what a log says; with `None`, those that the log itself names."""
     known = list(_named(found) if subjects is None else subjects)
-    faults = _attributed(found, known)
+    faults = _attributed(found, known, all_known=subjects is not None)
     judged = [
         _verdict(
             subject,
@@ -288,14 +288,16 @@ def _owner(address: str, subjects: Sequence[Subject]) -> Subject | None:
     return exact[0] if exact else slot[0] if len(slot) == 1 else None
 
 
-def _attributed(found: Found, known: Sequence[Subject]) -> list[Fault]:
+def _attributed(found: Found, known: Sequence[Subject], *, all_known: bool) -> list[Fault]:
     """Give each fault its GPU, and leave out what is not of an NVIDIA GPU."""
     sure = [
         subject.address
         for subject in known
-        if subject.observed or subject.address in found.devices or found.named(subject.address)
+        if all_known or subject.address in found.devices or found.named(subject.address)
     ]
-    if len(sure) == 1:
+    # a log names the GPUs it has messages about, not all there are; an instance number above 0
+    # proves that there are more
+    if len(sure) == 1 and (all_known or not found.highest):
         found.claim(sure[0])
     faults = []
     for address, card in sorted(found.cards.items()):

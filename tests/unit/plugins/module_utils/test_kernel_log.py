@@ -1,0 +1,383 @@
+"""Records out of every container form, completeness, and the readers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils import _kernel_log
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
+    KernelLog,
+    LogSummary,
+    Record,
+    Source,
+    parse,
+    read_blocks,
+    read_file,
+    read_live,
+    stream,
+)
+
+FAULT = "NVRM: GPU0 kfspWaitForResponse: FSP command timed out"
+FIRST = b"[    0.000000] Linux version 6.14.11-2-pve (build@proxmox)\n"
+BOOT = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+
+
+def journal(text: str | list[int], seconds: float, **fields: str) -> bytes:
+    entry = {
+        "MESSAGE": text,
+        "SYSLOG_IDENTIFIER": "kernel",
+        "_TRANSPORT": "kernel",
+        "_BOOT_ID": BOOT,
+        "__REALTIME_TIMESTAMP": str(1_790_000_000_000_000 + round(seconds * 1e6)),
+        "__MONOTONIC_TIMESTAMP": str(4_000_000 + round(seconds * 1e6)),
+        "_SOURCE_MONOTONIC_TIMESTAMP": str(round(seconds * 1e6)),
+        **fields,
+    }
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+def read(*blocks: bytes) -> tuple[list[Record], LogSummary]:
+    log = read_blocks(blocks)
+    return list(log), log.summary()
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds", "wall"),
+    [
+        pytest.param(f"[   12.345678] {FAULT}", 12.345678, None, id="dmesg"),
+        pytest.param(f"[   12.345678] [  T123] {FAULT}", 12.345678, None, id="thread"),
+        pytest.param(f"[   12.345678][   C11] {FAULT}", 12.345678, None, id="cpu"),
+        pytest.param(f"[   12.345678 <    0.000012>] {FAULT}", 12.345678, None, id="delta"),
+        pytest.param(f"kern  :warn  : [   12.345678] {FAULT}", 12.345678, None, id="decode"),
+        pytest.param(f"<4>[   12.345678] {FAULT}", 12.345678, None, id="raw"),
+        pytest.param(
+            f"[Sun Nov 29 14:15:12 2026] {FAULT}", None, "Sun Nov 29 14:15:12 2026", id="ctime"
+        ),
+        pytest.param(
+            f"2026-11-29T14:15:12,000000+00:00 {FAULT}",
+            None,
+            "2026-11-29T14:15:12,000000+00:00",
+            id="iso",
+        ),
+        pytest.param(f"Nov 29 14:15:12 pve kernel: {FAULT}", None, "Nov 29 14:15:12", id="short"),
+        pytest.param(
+            f"Nov  9 14:15:12.000017 pve kernel: {FAULT}",
+            None,
+            "Nov  9 14:15:12.000017",
+            id="short-precise",
+        ),
+        pytest.param(f"[   12.345678] pve kernel: {FAULT}", 12.345678, None, id="short-monotonic"),
+        pytest.param(
+            f"2026-11-29T14:15:12+0000 pve kernel: {FAULT}",
+            None,
+            "2026-11-29T14:15:12+0000",
+            id="short-iso",
+        ),
+        pytest.param(
+            f"Sun 2026-11-29 14:15:12 UTC pve kernel: {FAULT}",
+            None,
+            "Sun 2026-11-29 14:15:12 UTC",
+            id="short-full",
+        ),
+        pytest.param(
+            f"Nov 29 14:15:12 pve kernel: [   12.345678] {FAULT}",
+            12.345678,
+            "Nov 29 14:15:12",
+            id="rsyslog",
+        ),
+        pytest.param(f"4,77,12345678,-,caller=T9;{FAULT}", 12.345678, None, id="kmsg"),
+        pytest.param(
+            f"203.0.113.9: kern: warning: [2026-11-29T14:15:12.291213998Z]: {FAULT}",
+            None,
+            "2026-11-29T14:15:12.291213998Z",
+            id="remote",
+        ),
+        pytest.param(f"14:15:12.438 {FAULT}", None, "14:15:12.438", id="time of day"),
+        pytest.param(
+            journal(FAULT, 12.345678).decode(), 12.345678, "2026-09-21T14:13:32.345678Z", id="json"
+        ),
+        pytest.param(FAULT, None, None, id="bare"),
+        pytest.param(FAULT + "\r\n", None, None, id="bare with CR"),
+    ],
+)
+def test_every_form_gives_the_message_and_its_time(
+    line: str, seconds: float | None, wall: str | None
+) -> None:
+    record = parse(line)
+    assert record is not None
+    assert (record.text, record.seconds, record.wall) == (FAULT, seconds, wall)
+    assert record.text in record.line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "[   12.345678] ",
+        f"12,77,12345678,-;{FAULT}",
+        f"<12>[   12.345678] {FAULT}",
+        f"user  :notice: [   12.345678] {FAULT}",
+        f"203.0.113.9: daemon: info: [2026-11-29T14:15:12.291213998Z]: {FAULT}",
+        f"Nov 29 14:15:12 pve collector[91]: {FAULT}",
+        f"Nov 29 14:15:12 pve logger: {FAULT}",
+        f"2026-11-29T14:15:12+0000 pve sudo: {FAULT}",
+        f"[   12.345678] pve collector[91]: {FAULT}",
+        f"[   12.345678] systemd[1]: {FAULT}",
+        journal(FAULT, 1.0, SYSLOG_IDENTIFIER="collector", _TRANSPORT="journal").decode(),
+        '{"MESSAGE": null, "SYSLOG_IDENTIFIER": "kernel"}',
+        '{"MESSAGE": ',
+        "{}",
+        "[" * 100_000,
+    ],
+)
+def test_what_is_not_the_kernels_is_no_record(line: str) -> None:
+    record = parse(line)
+    assert record is None or FAULT not in record.text
+
+
+def test_a_journal_message_that_is_no_utf_8() -> None:
+    record = parse(journal([*FAULT.encode(), 0xFF], 1.0).decode())
+    assert record is not None
+    assert record.text == FAULT + "\N{REPLACEMENT CHARACTER}"
+
+
+def test_escapes_of_kmsg() -> None:
+    record = parse(r"4,1,1000000,-;NVRM: caf\xc3\xa9 \x09x\x5cn")
+    assert record is not None
+    assert record.text == "NVRM: café \tx\\n"
+
+
+def test_only_lines_that_may_matter_become_records() -> None:
+    records, summary = read(FIRST + b"[    1.0] usb 1-1: new device\n[    2.0] " + FAULT.encode())
+    assert [record.text for record in records][1:] == [FAULT]
+    assert summary.lines == 3
+    assert summary.complete
+    assert (summary.first, summary.last) == ("0.000000", "2.000000")
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 4096])
+def test_blocks_may_be_cut_anywhere(size: int) -> None:
+    data = FIRST + f"[    2.0] {FAULT}\n".encode() * 3
+    records, summary = read(*(data[at : at + size] for at in range(0, len(data), size)))
+    assert [record.text for record in records][1:] == [FAULT] * 3
+    assert summary.lines == 4
+
+
+def test_a_file_without_line_ends_is_no_reason_to_eat_memory() -> None:
+    records, summary = read(*[b"x" * 65536] * 40)
+    assert records == []
+    assert not summary.complete
+
+
+@pytest.mark.parametrize(
+    ("lines", "gap"),
+    [
+        pytest.param(b"[ 9.0] " + FAULT.encode(), "first messages", id="beginning"),
+        pytest.param(FIRST + b"[ 9.0] ** 42 printk messages dropped **\n", "dropped", id="dropped"),
+        pytest.param(
+            FIRST + b"[ 9.0] AMD-Vi: IOMMU event log overflow\n", "overflow", id="overflow"
+        ),
+        pytest.param(
+            FIRST + b"[ 9.0] dmar_fault: 3400 callbacks suppressed\n", "dmar_fault", id="dmar"
+        ),
+        pytest.param(
+            FIRST + b"Nov 29 14:15:12 pve systemd-journald[300]: Missed 12 kernel messages\n",
+            "Missed",
+            id="journald",
+        ),
+        pytest.param(
+            journal("Linux version 6.12", 0)
+            + journal(
+                "/dev/kmsg buffer overrun, some messages lost.",
+                5,
+                _TRANSPORT="driver",
+                SYSLOG_IDENTIFIER="systemd-journald",
+            ),
+            "overrun",
+            id="journal json",
+        ),
+        pytest.param(
+            b"6,0,0,-;Linux version 6.14\n6,1,5,-;x\n DEVICE=+pci:0\n6,4,9,-;y\n",
+            "sequence number (2 times)",
+            id="sequence",
+        ),
+        pytest.param(b"6,5,0,-;usb\n6,6,5,-;x\n", "first messages", id="ring overwritten"),
+        pytest.param(b"", "no kernel messages", id="empty"),
+    ],
+)
+def test_a_log_with_a_hole_is_not_complete(lines: bytes, gap: str) -> None:
+    records, summary = read(lines)
+    assert not summary.complete
+    assert any(gap in said for said in summary.gaps), summary.gaps
+    assert all(record.source == "file" for record in records)
+
+
+def test_a_suppressed_report_only_makes_counts_lower_bounds() -> None:
+    text = b"[ 9.0] amd_iommu_report_page_fault: 44 callbacks suppressed\n"
+    _records, summary = read(FIRST + text + text + b"[ 9.1] show_signal: 9 callbacks suppressed\n")
+    assert summary.complete
+    assert summary.gaps == [
+        "file: amd_iommu_report_page_fault kept back 88 messages: counts are lower bounds"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("second", "complete"),
+    [
+        (b"[    0.000000] Linux version 6.14\n", True),
+        (b"[    0.0] Linux version 6.14\n[ 1.0] ** 1 printk messages dropped **\n", False),
+    ],
+)
+def test_of_two_boots_in_a_file_the_last_tells_whether_it_is_complete(
+    second: bytes, complete: bool
+) -> None:
+    lost = b"[    9.0] ** 42 printk messages dropped **\n"
+    assert read(FIRST + lost + second)[1].complete is complete
+
+
+def test_another_boot_id_is_another_boot() -> None:
+    other = journal("NVRM: x", 3, _BOOT_ID="f" * 32)
+    _records, summary = read(journal("Linux version 6.12", 0) + other)
+    assert summary.boot_id == "f" * 32
+    assert not summary.complete
+
+
+def runner(*blocks: bytes) -> Callable[..., Iterator[bytes]]:
+    return lambda command, timeout: iter(blocks)
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[bytes | OSError]], str]]:
+    """A ring buffer that answers each read with the next record or error, then EAGAIN."""
+    reading, writing = os.pipe()
+    path = f"/proc/self/fd/{reading}"
+
+    def fill(answers: list[bytes | OSError]) -> str:
+        left = iter(answers)
+
+        def answer(_fd: int, _size: int) -> bytes:
+            item = next(left, BlockingIOError())
+            if isinstance(item, OSError):
+                raise item
+            return item
+
+        monkeypatch.setattr(_kernel_log.os, "read", answer)
+        return path
+
+    yield fill
+    os.close(reading)
+    os.close(writing)
+
+
+def test_journal_and_ring_are_merged_each_message_once(
+    ring: Callable[[list[bytes | OSError]], str],
+) -> None:
+    same = f"3,1,9000000,-;{FAULT}\n".encode()
+    kmsg = ring(
+        [
+            b"5,0,0,-;Linux version 6.14\n",
+            same,
+            b"3,2,9000000,-;" + FAULT.encode() + b"\n",  # printed twice at the same time
+            b"3,3,9500000,-;NVRM: only in the ring\n",
+        ]
+    )
+    run = runner(
+        journal("Linux version 6.14", 0),
+        journal(FAULT, 9),
+        journal("NVRM: only in the journal", 9.2),
+    )
+    log = read_live(run=run, kmsg=kmsg)
+    assert [(record.source, record.text) for record in log] == [
+        ("journal", "Linux version 6.14"),
+        ("journal", FAULT),
+        ("dmesg", FAULT),
+        ("journal", "NVRM: only in the journal"),
+        ("dmesg", "NVRM: only in the ring"),
+    ]
+    summary = log.summary()
+    assert summary.complete
+    assert (summary.boot_id, summary.gaps) == (BOOT, [])
+
+
+def test_a_hole_in_one_source_is_filled_by_the_other(
+    ring: Callable[[list[bytes | OSError]], str],
+) -> None:
+    kmsg = ring([b"5,9,9000000,-;NVRM: x\n"])
+    log = read_live(run=runner(journal("Linux version 6.14", 0)), kmsg=kmsg)
+    assert len(list(log)) == 2
+    assert log.summary().complete
+    assert [source.complete for source in log.summary().sources] == [True, False]
+
+
+def test_a_ring_that_was_overwritten_while_it_was_read(
+    ring: Callable[[list[bytes | OSError]], str],
+) -> None:
+    kmsg = ring([b"5,0,0,-;Linux version 6.14\n", BrokenPipeError(32, "x"), b"5,7,9,-;NVRM: x\n"])
+    log = read_live(["dmesg"], kmsg=kmsg)
+    assert len(list(log)) == 2
+    assert log.summary().gaps == ["dmesg: records missing by their sequence number (6 times)"]
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    def absent(command: object, timeout: float) -> Iterator[bytes]:
+        return stream([str(tmp_path / "journalctl")], timeout)
+
+    log = read_live(run=absent, kmsg=str(tmp_path / "kmsg"))
+    assert list(log) == []
+    summary = log.summary()
+    assert not summary.readable
+    assert len(summary.gaps) == 2
+    assert all("No such file" in gap for gap in summary.gaps)
+
+
+def test_other_boots_are_asked_of_the_journal_only() -> None:
+    asked: list[str] = []
+
+    def run(command: list[str], timeout: float) -> Iterator[bytes]:
+        asked.extend(command)
+        return iter([journal("Linux version 6.12", 0)])
+
+    log = read_live(boot="-2", run=run, kmsg="/nonexistent")
+    assert len(list(log)) == 1
+    assert "--boot=-2" in asked
+    assert [source.name for source in log.summary().sources] == ["journal"]
+    with pytest.raises(GpuHostError, match="add 'journal'"):
+        read_live(["dmesg"], boot="-2")
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_command_that_ends_well() -> None:
+    assert b"".join(stream(python("print('x' * 100000)"), 60)) == b"x" * 100000 + b"\n"
+
+
+def test_a_command_that_fails_or_never_ends() -> None:
+    with pytest.raises(GpuHostError, match=r"failed \(3\): no such boot"):
+        list(stream(python("import sys; sys.stderr.write('no such boot'); sys.exit(3)"), 60))
+    with pytest.raises(GpuHostError, match="was stopped after"):
+        list(stream(["sleep", "600"], 0.2))
+
+
+def test_what_came_before_a_failure_still_counts() -> None:
+    def run() -> Iterator[bytes]:
+        yield FIRST + f"[    2.0] {FAULT}\n".encode()
+        raise GpuHostError("stopped")
+
+    log = KernelLog([Source("journal", run)])
+    assert [record.text for record in log][1:] == [FAULT]
+    assert not log.summary().complete
+
+
+def test_a_saved_log_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(GpuHostError, match="cannot be read: No such file"):
+        read_file(str(tmp_path / "absent.log"))
+    with pytest.raises(GpuHostError, match="cannot be read: Is a directory"):
+        read_file(str(tmp_path))
