@@ -19,9 +19,6 @@ import heapq
 import json
 import os
 import re
-import subprocess
-import tempfile
-import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +27,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Callable
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._command import stream
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -438,42 +436,6 @@ def this_boot(host: Reader) -> str | None:
 
 
 Runner = Callable[[Sequence[str], float], Iterable[bytes]]
-
-
-def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
-    """Run a command and yield its output in blocks.
-
-    Raises:
-        GpuHostError: it is not installed, failed, or was stopped after `timeout` seconds.
-    """
-    stopped = threading.Event()
-    with tempfile.TemporaryFile() as complaints:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints
-            )
-        except OSError as error:
-            raise GpuHostError(f"{command[0]} cannot be run: {error.strerror}") from error
-
-        def stop() -> None:
-            stopped.set()
-            process.kill()
-
-        timer = threading.Timer(timeout, stop)
-        timer.start()
-        try:
-            with process:
-                output = process.stdout.fileno() if process.stdout else -1
-                yield from iter(lambda: os.read(output, _BLOCK), b"")
-        finally:
-            timer.cancel()
-            process.kill()
-        if stopped.is_set():
-            raise GpuHostError(f"{command[0]} was stopped after {timeout:g} s, before its end")
-        if process.returncode:
-            complaints.seek(0)
-            said = complaints.read(500).decode("utf-8", "replace").strip()
-            raise GpuHostError(f"{command[0]} failed ({process.returncode}): {said}")
 
 
 def _kmsg_blocks(path: str, timeout: float) -> Iterator[bytes]:

@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Callable
 
-from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+from ansible_collections.gpuhost.inference.plugins.module_utils._command import run
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
+    GpuHostError,
+    UnreadableError,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 MODPROBE = "/sbin/modprobe"  # a "write" to this path loads the module named by the value
 
+_MODPROBE_SECONDS = 600  # it runs in a child that has a deadline of its own
 _READ_SECONDS = 2.0  # reading takes microseconds, unless somebody holds the device lock
 
 
@@ -106,11 +110,11 @@ def _store(send: Callable[[bytes], object], path: str, value: str) -> None:
 
 def _load(send: Callable[[bytes], object], path: str, value: str) -> None:
     try:
-        done = subprocess.run([path, value], check=False, capture_output=True)
-    except OSError as error:
-        send(f"{path}: {error.strerror}".encode())
+        run([path, value], _MODPROBE_SECONDS)
+    except GpuHostError as error:
+        send(str(error).encode())
     else:
-        send(done.stderr or b"failed" if done.returncode else b"ok")
+        send(b"ok")
 
 
 def _read_all(send: Callable[[bytes], object], host: Reader, paths: list[str]) -> None:

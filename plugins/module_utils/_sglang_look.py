@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ansible_collections.gpuhost.inference.plugins.module_utils import _command
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import (
     Unit,
@@ -76,24 +76,7 @@ class Question:
     timeout: float = 30.0
 
 
-def run_command(command: Sequence[str]) -> str:
-    """Return what a command prints.
-
-    Raises:
-        GpuHostError: it is not installed, fails, or does not end within 30 s.
-    """
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=30, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise GpuHostError(f"{command[0]} could not be run: {error}") from error
-    if done.returncode != 0:
-        raise GpuHostError(f"{' '.join(command)} failed: {done.stderr.strip()}")
-    return done.stdout
-
-
-def look(question: Question, client: Client, host: Reader, run: Runner = run_command) -> Witnesses:
+def look(question: Question, client: Client, host: Reader, run: Runner = _command.run) -> Witnesses:
     """Call every witness once.
 
     The server is asked only when its port is not known to be another's: a key is for it alone.

@@ -1,0 +1,66 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""Commands of the host with a time limit, their output as a stream.
+
+`AnsibleModule.run_command` has no time limit and holds all output in memory: a kernel journal may
+be long, and a driver that hangs makes tools hang.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+
+
+def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
+    """Run a command and yield its standard output in blocks.
+
+    Raises:
+        GpuHostError: it is not installed, failed, or was stopped after `timeout` seconds.
+    """
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as complaints, Path(os.devnull).open("rb") as nothing:
+        streams = (nothing.fileno(), writing, complaints.fileno())
+        actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
+        try:
+            child = os.posix_spawnp(command[0], list(command), os.environ, file_actions=actions)
+        except OSError as error:
+            os.close(reading)
+            raise GpuHostError(f"{command[0]} cannot be run: {error.strerror}") from error
+        finally:
+            os.close(writing)
+        deadline, ended = time.monotonic() + timeout, False
+        try:
+            while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                block = os.read(reading, 65536)
+                if not block:
+                    ended = True
+                    break
+                yield block
+        finally:
+            os.close(reading)
+            if not ended:
+                os.kill(child, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if not ended:
+            raise GpuHostError(f"{command[0]} was stopped after {timeout:g} s, before its end")
+        if code:
+            complaints.seek(0)
+            said = complaints.read(500).decode("utf-8", "replace").strip()
+            raise GpuHostError(f"{' '.join(command)} failed ({code}): {said}")
+
+
+def run(command: Sequence[str], timeout: float = 30) -> str:
+    """Run a command and return its standard output as text; see `stream` for errors."""
+    return b"".join(stream(command, timeout)).decode("utf-8", "replace")
