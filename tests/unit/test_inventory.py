@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -55,7 +56,7 @@ def api() -> Iterator[str]:
 
 
 def _inventory(*sources: str, **environment: str) -> dict[str, Any]:
-    command = ["ansible-inventory", "--list"]
+    command = [str(Path(sys.executable).with_name("ansible-inventory")), "--list"]
     for source in sources:
         command += ["-i", str(ROOT / "inventory" / source)]
     collections = {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build" / "collections")}
