@@ -133,7 +133,7 @@ class Card:
     faults: dict[str, Seen] = field(default_factory=dict)  # the newest last
     driver: str | None = None  # as messages about it name it
     named: bool = False  # a driver for NVIDIA GPUs spoke of it
-    started: Record | None = None  # its last attempt went well
+    started: Record | None = None  # the last attempt that went well
     started_order: int = 0
     cause: Seen | None = None  # since its last good start: explains failures, over reloads too
     no_fsp: bool = False
@@ -160,6 +160,7 @@ class _Attempt:
     side: list[Record] = field(default_factory=list)
     address: str | None = None
     since_dump: int = 0  # index of the first hit after the last dump
+    order: int = 0  # when the last of them came, in messages
 
     def says(self, pattern: re.Pattern[str]) -> bool:
         """Tell whether any of its messages matches."""
@@ -264,7 +265,7 @@ class Found:
             if resets is not None:  # it was not there to be reset
                 seen.add(resets.first, resets.last)
                 card.drop("reset_failed")
-            card.cause, card.started = seen, None
+            card.cause = seen
         return seen
 
     def _xid(self, record: Record) -> bool:
@@ -398,6 +399,7 @@ class Found:
         attempt.address = key if isinstance(key, str) else attempt.address
         if not any(kind.id == known.id for known, _record in attempt.hits[attempt.since_dump :]):
             attempt.hits.append((kind, record))
+        attempt.order = self._order
 
     def _support(self, record: Record) -> None:
         attempt = self._pending.setdefault(self._instance(record.text), _Attempt())
@@ -411,7 +413,7 @@ class Found:
         attempt = self._pending.setdefault(instance, _Attempt())
         if attempt.address not in (None, address):
             # the end of the attempt before is missing: what came since its dump is another GPU's
-            fresh = _Attempt(hits=attempt.hits[attempt.since_dump :])
+            fresh = _Attempt(hits=attempt.hits[attempt.since_dump :], order=attempt.order)
             del attempt.hits[attempt.since_dump :]
             self._settle(attempt.address, "dump", attempt)
             self._pending[instance] = attempt = fresh
@@ -425,7 +427,7 @@ class Found:
         The codes are the driver's own init step and an NV_STATUS (RmInitAdapter in osinit.c).
         """
         self.card(address).named = True
-        joined = _Attempt()
+        joined = _Attempt(order=self._order)
         for key in self._belonging(address):
             attempt = self._pending.pop(key)
             joined.hits += attempt.hits
@@ -472,7 +474,6 @@ class Found:
             kind = BY_ID["all-ones"]
         card = self.card(address) if address else Card()
         card.no_fsp = card.no_fsp or no_fsp
-        card.started = None
         standing = card.current(*START_CLASSES)
         lost = card.cause if card.cause and card.cause.kind.class_ == "gpu_lost" else None
         card.drop(*START_CLASSES)
@@ -484,7 +485,7 @@ class Found:
             if kind.vague and standing is not None:  # again, without telling a cause of its own
                 kind = standing.kind
             seen = self._fault(address, kind, record, how)
-        card.cause, seen.no_fsp = seen, no_fsp
+        card.cause, seen.no_fsp, seen.order = seen, no_fsp, attempt.order
         seen.add(*(hit for _kind, hit in attempt.hits), *attempt.side)
         return seen
 

@@ -374,6 +374,7 @@ def test_what_came_before_a_failure_still_counts() -> None:
     log = KernelLog([Source("journal", run)])
     assert [record.text for record in log][1:] == [FAULT]
     assert not log.summary().complete
+    assert log.summary().sources[0].complete is False
 
 
 def test_a_saved_log_that_cannot_be_opened(tmp_path: Path) -> None:

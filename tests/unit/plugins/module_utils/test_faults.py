@@ -1,0 +1,393 @@
+"""Verdicts: logs with the diagnosis each must get, GPUs of a host, and any bytes at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import KINDS
+from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
+    Health,
+    Subject,
+    judge,
+    read_subjects,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import read_gpus
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
+    read_blocks,
+    read_file,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LOGS = Path(__file__).parents[3] / "fixtures" / "kernel_logs"
+INDEX: dict[str, dict[str, Any]] = yaml.safe_load((LOGS / "index.yml").read_text())
+SHARED = Path(__file__).resolve().parents[4].parent / "shared" / "kernel_logs"
+
+FIRST = "Linux version 6.14.11-2-pve (build@proxmox)"
+FSP = "NVRM: GPU0 kfspWaitForResponse: FSP command timed out"
+A, B, C = "0000:41:00.0", "0000:42:00.0", "0000:c1:00.0"
+
+
+def health(*lines: str, gpus: list[Subject] | None = None) -> Health:
+    log = "".join(f"[{at:5}.000000] {line}\n" for at, line in enumerate(lines))
+    return judge(read_blocks([log.encode()]), gpus)
+
+
+def end(address: str, codes: str = "0x62:0xffff") -> str:
+    return f"NVRM: GPU {address}: RmInitAdapter failed! ({codes}:2168)"
+
+
+def works(address: str, **fields: Any) -> Subject:
+    return Subject(address, **{"driver": "nvidia", "has_fsp": "yes", "initialised": True, **fields})
+
+
+def words(judged: Health) -> dict[str, str]:
+    return {gpu.address: f"{gpu.verdict} {gpu.fsp}" for gpu in judged.gpus}
+
+
+def test_every_log_is_in_the_index() -> None:
+    assert sorted(INDEX) == sorted(path.stem for path in LOGS.glob("*.log"))
+    assert len(INDEX) >= 25
+    assert sum("faults" not in entry for entry in INDEX.values()) >= 8
+
+
+@pytest.mark.parametrize("name", sorted(INDEX))
+def test_logs_are_judged_as_the_index_says(name: str) -> None:
+    judged = judge(read_file(str(LOGS / f"{name}.log")), None)
+    expected = INDEX[name]
+    assert [
+        f"{fault.class_} {fault.address or 'unattributed'} x{fault.count}"
+        for fault in judged.faults
+        if fault.current
+    ] == expected.get("faults", [])
+    assert {gpu.address: f"{gpu.verdict}, FSP {gpu.fsp}" for gpu in judged.gpus} == expected.get(
+        "gpus", {}
+    )
+    assert judged.log.complete is expected.get("complete", False)
+
+
+def shared_logs() -> list[tuple[str, str]]:
+    if not SHARED.is_dir():
+        return []
+    rows = re.findall(
+        r"^\| (\d\S+) \| [^|]+ \| (\w+) \|", (SHARED / "index.md").read_text(), re.MULTILINE
+    )
+    return [(name, class_) for name, class_ in rows if (SHARED / f"{name}.log").exists()]
+
+
+@pytest.mark.skipif(not shared_logs(), reason="no ../shared/kernel_logs beside the project")
+@pytest.mark.parametrize(("name", "class_"), shared_logs())
+def test_public_logs_are_judged_as_their_index_says(name: str, class_: str) -> None:
+    judged = judge(read_file(str(SHARED / f"{name}.log")), None)
+    standing = {fault.class_ for fault in judged.faults if fault.current}
+    assert standing == (set() if class_ in ("benign", "healthy", "format_only") else {class_})
+    failed = {"fsp_failed", "fsp_timeout"}
+    for gpu in judged.gpus:
+        assert gpu.verdict != "healthy"  # excerpts are never complete
+        assert (gpu.fsp == "failed") == (class_ in failed)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.pattern], ids=lambda kind: kind.id)
+def test_every_row_of_the_table_is_seen_in_a_log(kind: Any) -> None:
+    rare = {
+        "fsp-message": "NVRM: kfspPollForQueueEmpty_IMPL: Received error message from FSP while "
+        "waiting for queue to be empty.",
+        "fsp-fuse-check": "NVRM: Xid (PCI:0000:c1:00): 143, FSP fuse error check has failed. "
+        "Status = 0x2.",
+        "fsp-boot-commands": "NVRM: kfspSendBootCommands_GH100: FSP boot cmds failed. "
+        "RM cannot boot.",
+        "gsp-start": "NVRM: GPU1 RmInitAdapter: Cannot initialize GSP firmware RM",
+        "fallen-off-bus": "NVRM: GPU at 0000:c1:00.0 has fallen off the bus.",
+    }
+    if kind.id in rare:
+        judged = health(rare[kind.id], end(C))
+        assert [fault.id for fault in judged.faults] == [kind.id]
+        return
+    seen = {
+        fault.id
+        for name in INDEX
+        for fault in judge(read_file(str(LOGS / f"{name}.log")), None).faults
+    }
+    assert kind.id in seen
+
+
+# -- GPUs of a host -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "lines", "expected"),
+    [
+        pytest.param(works(A), [FIRST], "healthy ok", id="started"),
+        pytest.param(works(A, has_fsp="no"), [FIRST], "healthy not_applicable", id="no FSP"),
+        pytest.param(works(A, has_fsp="unknown"), [FIRST], "healthy unknown", id="unknown chip"),
+        pytest.param(works(A), [], "unknown unknown", id="no log"),
+        pytest.param(works(A), ["NVRM: x"], "unknown unknown", id="incomplete log"),
+        pytest.param(works(A, initialised=False), [FIRST], "unknown unknown", id="never opened"),
+        pytest.param(works(A, initialised=None), [FIRST], "unknown unknown", id="no proof"),
+        pytest.param(
+            works(A, initialised=None),
+            [FIRST, f"[drm] Initialized nvidia-drm 0.0.0 for {A} on minor 1"],
+            "healthy ok",
+            id="success line",
+        ),
+        pytest.param(works(A, driver=None), [FIRST], "unknown unknown", id="no driver"),
+        pytest.param(works(A, driver="nouveau"), [FIRST], "unknown unknown", id="other driver"),
+        pytest.param(
+            works(A, driver="vfio-pci", initialised=None), [FIRST], "healthy unknown", id="vfio"
+        ),
+        pytest.param(
+            works(A, driver="vfio-pci", has_fsp="no"),
+            [FIRST],
+            "healthy not_applicable",
+            id="vfio, no FSP",
+        ),
+        pytest.param(
+            works(A, driver="vfio-pci"), ["x"], "unknown unknown", id="vfio, incomplete log"
+        ),
+        pytest.param(
+            works(A, driver="vfio-pci"),
+            [FIRST, f"vfio-pci {A}: not ready 65535ms after FLR; giving up"],
+            "failed unknown",
+            id="vfio, reset failed",
+        ),
+        pytest.param(works(A), [FIRST, FSP, end(A)], "failed failed", id="FSP"),
+        pytest.param(
+            works(A, has_fsp="no"), [FIRST, FSP, end(A)], "failed not_applicable", id="no FSP fails"
+        ),
+        pytest.param(
+            works(A),
+            [FIRST, "NVRM: kgspX: failed to wait for GFW boot complete: 0x65", end(A)],
+            "failed failed",
+            id="GFW with FSP",
+        ),
+        pytest.param(
+            works(A, driver="vfio-pci"), [FIRST, FSP, end(A)], "failed failed", id="moved to vfio"
+        ),
+        pytest.param(
+            works(A),
+            [FIRST, f"nvidia {A}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x5]"],
+            "degraded ok",
+            id="works with IOMMU faults",
+        ),
+        pytest.param(
+            works(A),
+            [f"nvidia {A}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x5]"],
+            "degraded unknown",
+            id="IOMMU faults in an incomplete log",
+        ),
+        pytest.param(
+            works(A),
+            [FIRST, FSP, end(A), f"[drm] Initialized nvidia-drm 0.0.0 for {A} on minor 1"],
+            "healthy ok",
+            id="a later success",
+        ),
+        pytest.param(
+            works(A),
+            [FIRST, "snd_hda_intel 0000:41:00.1: not ready 65535ms after bus reset; giving up"],
+            "failed unknown",
+            id="another function of the card",
+        ),
+        pytest.param(
+            works(A),
+            [FIRST, "NVRM: GPU0 kgspX: x", FSP, "NVRM: loading NVIDIA UNIX Open Kernel Module"],
+            "healthy ok",
+            id="unattributed, but before a reload",
+        ),
+    ],
+)
+def test_one_gpu(gpu: Subject, lines: list[str], expected: str) -> None:
+    # the second one is there so that the fault is not its only possible owner's
+    judged = health(*lines, gpus=[gpu, works(C)])
+    assert words(judged)[A] == expected
+    assert all(found.reason for found in judged.gpus)
+
+
+def test_devices_of_others_are_not_ours() -> None:
+    judged = health(
+        FIRST,
+        "vfio-pci 0000:5e:00.0: not ready 65535ms after FLR; giving up",
+        "DMAR: [DMA Read NO_PASID] Request device [5e:00.0] fault addr 0x1000 [fault reason 0x06]",
+        gpus=[works(A)],
+    )
+    assert judged.faults == ()
+    assert words(judged) == {A: "healthy ok"}
+
+
+def test_an_unattributed_fault_makes_no_candidate_healthy() -> None:
+    gpus = [works(A), works(B, driver="vfio-pci"), works(C, has_fsp="no")]
+    judged = health(FIRST, FSP, gpus=gpus)
+    [fault] = judged.unattributed
+    assert (fault.class_, fault.candidates) == ("fsp_timeout", (A, B))
+    assert words(judged) == {
+        A: "unknown unknown",
+        B: "unknown unknown",
+        C: "healthy not_applicable",
+    }
+
+
+def test_a_gpu_that_started_since_is_no_candidate() -> None:
+    started = f"[drm] Initialized nvidia-drm 0.0.0 for {A} on minor 1"
+    judged = health(FIRST, FSP, started, gpus=[works(A), works(B)])
+    assert judged.unattributed[0].candidates == (B,)
+
+
+def test_the_only_gpu_of_a_host_is_it() -> None:
+    judged = health(FIRST, FSP, gpus=[works(A)])
+    assert [(fault.address, fault.attribution) for fault in judged.faults] == [(A, "only-gpu")]
+    assert words(judged) == {A: "failed failed"}
+
+
+def test_an_instance_number_proves_that_a_log_does_not_name_all_gpus() -> None:
+    alone = health(f"nvidia {A}: enabling device", FSP)
+    assert alone.faults[0].address == A
+    more = health(f"nvidia {A}: enabling device", FSP.replace("GPU0", "GPU3"))
+    assert more.faults[0].address is None
+
+
+def test_lines_of_different_attempts_are_not_mixed() -> None:
+    dump = "NVRM: GPU0 kfspDumpDebugState_GB100: GPU 0000:42:00"
+    judged = health(FIRST, FSP, end(A), FSP, dump, FSP, end(C), gpus=[works(A), works(B), works(C)])
+    assert {fault.address: fault.id for fault in judged.faults} == {
+        A: "fsp-command-timeout",
+        B: "fsp-command-timeout",
+        C: "start-failed",
+    }
+
+
+def test_a_dump_of_another_gpu_ends_the_attempt_before() -> None:
+    dump = "NVRM: kfspDumpDebugState_GH100: GPU 0000:{}:00"
+    lines = [FIRST, FSP.replace("GPU0 ", ""), dump.format("41"), "x", FSP.replace("GPU0 ", "")]
+    judged = health(*lines, dump.format("42"), gpus=[works(A), works(B), works(C)])
+    assert words(judged) == {A: "failed failed", B: "failed failed", C: "healthy ok"}
+
+
+def test_a_started_neighbour_does_not_take_the_blame() -> None:
+    """Messages of instance 7, which runs, next to instance 6, which fails to start."""
+    judged = health(
+        FIRST,
+        FSP.replace("GPU0", "GPU6"),
+        "NVRM: GPU7 nvCheckOkFailedNoLog: Check failed: Generic Error [NV_ERR_GENERIC]",
+        "NVRM: GPU6 RmInitAdapter: Cannot initialize GSP firmware RM",
+        end(A),
+        gpus=[works(A), works(B)],
+    )
+    assert words(judged) == {A: "failed failed", B: "healthy ok"}
+
+
+def test_one_cause_for_one_attempt_and_the_rest_is_evidence() -> None:
+    bad = "NVRM: GPU0 gpuHandleSanityCheckRegReadError_GH100: Possible bad register read: addr: 0x1"
+    boot = "NVRM: GPU0 kfspSendBootCommands_GH100: FSP boot cmds failed. RM cannot boot."
+    offset = "NVRM: GPU0 kfspSendBootCommands_GH100: version=0x2, gspFmcSysmemOffset=0x3fff0000"
+    minor = f"NVRM: GPU {A}: rm_init_adapter failed, device minor number 0"
+    judged = health(bad, FSP, boot, offset, end(A), minor)
+    [fault] = judged.faults
+    assert (fault.id, fault.count) == ("fsp-command-timeout", 1)
+    assert [FSP in fault.line, *(len(line) > 0 for line in fault.evidence)] == [True] * 6
+
+
+def test_repeats_are_one_fault_with_first_last_and_count() -> None:
+    lines = [
+        f"vfio-pci {A}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x{n:x}000 flags=0]"
+        for n in range(500)
+    ]
+    [fault] = health(*lines).faults
+    assert (fault.count, fault.first, fault.last) == (500, "0.000000", "499.000000")
+    assert len(fault.evidence) < 20
+
+
+def test_p2p_is_told_by_the_bars_of_the_other_gpus() -> None:
+    gpus = [works(A, bars=((0x2000_0000, 0x2FFF_FFFF),)), works(B, bars=((1 << 40, 1 << 41),))]
+    fault = "nvidia {}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address={} flags=0x20]"
+
+    def diagnosed(address: str, place: str) -> list[str]:
+        return [f.id for f in health(FIRST, fault.format(address, place), gpus=gpus).faults]
+
+    assert diagnosed(A, "0x10000001000") == ["iommu-p2p"]
+    assert diagnosed(B, "0x20001000") == ["iommu-p2p"]
+    assert diagnosed(A, "0x20001000") == ["iommu-fault"]  # its own
+    assert diagnosed(A, "0x30001000") == ["iommu-fault"]  # nobody's
+    dmar = "DMAR: [DMA Write NO_PASID] Request device [42:00.0] fault addr 0x20001000 [fault reason"
+    assert [f.id for f in health(FIRST, dmar, gpus=gpus).faults] == ["iommu-p2p"]
+
+
+def test_an_xid_31_is_evidence_next_to_an_iommu_fault_only() -> None:
+    xid = "NVRM: Xid (PCI:0000:41:00): 31, pid=1, name=x, Ch 00000010"
+    fault = f"nvidia {A}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x5 flags=0x20]"
+    assert health(xid).faults == ()
+    [found] = health(xid, fault).faults
+    assert found.class_ == "iommu_fault"
+    assert any("Xid" in line for line in found.evidence)
+
+
+def test_wpr2_after_a_reload_still_follows_from_the_failure_before() -> None:
+    wpr2 = "NVRM: GPU0 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP"
+    judged = health(FSP, end(A), "NVRM: loading NVIDIA UNIX Open Kernel Module", wpr2, end(A))
+    assert [(f.class_, f.current, f.count) for f in judged.faults] == [("fsp_timeout", True, 2)]
+
+
+def test_subjects_of_a_captured_host(host_tree: Callable[[str], Path]) -> None:
+    host = Reader(str(host_tree("eight-gpus")))
+    subjects = read_subjects(host, read_gpus(host))
+    assert [s.initialised for s in subjects if s.driver == "nvidia"] == [True] * 4
+    assert {s.initialised for s in subjects if s.driver != "nvidia"} == {None}
+    assert all(s.bars for s in subjects)
+
+
+def test_before_the_first_start_the_information_file_has_question_marks(tmp_path: Path) -> None:
+    file = tmp_path / "proc/driver/nvidia/gpus" / A / "information"
+    file.parent.mkdir(parents=True)
+    gpu: Any = works(A)
+    for uuid, firmware, expected in (
+        ("GPU-????????-????-????-????-????????????", "N/A", False),
+        ("GPU-00000000-1111-2222-3333-444444444444", "N/A", False),
+        ("GPU-00000000-1111-2222-3333-444444444444", "595.45.04", True),
+    ):
+        file.write_text(f"Model: \t\t X\nGPU UUID: \t {uuid}\nGPU Firmware: \t {firmware}\n")
+        assert read_subjects(Reader(str(tmp_path)), [gpu])[0].initialised is expected
+
+
+# -- any bytes ------------------------------------------------------------------------------------
+
+PIECES = sorted(
+    {line for name in INDEX for line in (LOGS / f"{name}.log").read_bytes().splitlines()}
+)
+GPUS = [
+    works(A, bars=((0, 1 << 60),)),
+    works(B, driver="vfio-pci"),
+    works(C, has_fsp="no"),
+]
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=80)), max_size=30))
+def test_no_bytes_make_an_exception_and_none_make_an_incomplete_log_healthy(
+    lines: list[bytes],
+) -> None:
+    data = b"\n".join(lines)
+    for gpus in (None, GPUS):
+        judged = judge(read_blocks([data]), gpus)
+        if not judged.log.complete:
+            assert "healthy" not in {gpu.verdict for gpu in judged.gpus}
+            assert "ok" not in {gpu.fsp for gpu in judged.gpus}
+        for fault in judged.faults:
+            assert fault.address is None or not fault.candidates
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    st.sampled_from(PIECES),
+    st.integers(0, 200),
+    st.integers(0, 200),
+    st.one_of(st.binary(max_size=12), st.text(max_size=6).map(str.encode)),
+)
+def test_damaged_lines(line: bytes, start: int, length: int, insert: bytes) -> None:
+    damaged = line[:start] + insert + line[start + length :]
+    judged = judge(read_blocks([damaged]), GPUS)
+    if b"Linux version" not in damaged and not damaged[:8].partition(b",")[2].startswith(b"0"):
+        assert "healthy" not in {gpu.verdict for gpu in judged.gpus}
