@@ -22,7 +22,8 @@ RESET = (
 )
 REINSTALL = (
     "Put the firmware of the loaded driver version back under /lib/firmware/nvidia/VERSION "
-    "(reinstall its package), then load the driver again."
+    "(reinstall its package), then load the driver again. With error -4 the loading was only "
+    "interrupted: start the GPU again."
 )
 LOST = (
     "Reboot; if the GPU stays away, power the host off. Lost again: look at AER messages of the "
@@ -55,11 +56,19 @@ _XID_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/rc/kernel_rc.c
 
 FSP_CLASSES = ("fsp_failed", "fsp_timeout")
 START_CLASSES = (*FSP_CLASSES, "gsp_failed", "fw_missing", "stale_wpr2")
-VERDICTS = {
-    "gpu_lost": "lost",
-    "iommu_fault": "degraded",
-    "unbind_blocked": "degraded",
-    "xid": "degraded",
+# Verdict on a GPU with such a fault, and what it means; by class, or by id where that differs
+MEANINGS = {
+    "fsp_failed": ("failed", "its FSP did not come up"),
+    "fsp_timeout": ("failed", "its FSP does not answer"),
+    "gsp_failed": ("failed", "it did not start, or its GSP firmware stopped"),
+    "fw_missing": ("failed", "the driver's firmware file was not loaded"),
+    "stale_wpr2": ("failed", "a failed start before this log left it locked until a reset"),
+    "gpu_lost": ("lost", "it does not answer on the bus"),
+    "iommu_fault": ("degraded", "the IOMMU refused its memory accesses"),
+    "reset_failed": ("failed", "it did not come back from a reset"),
+    "reset-waiting": ("degraded", "it is slow to come back from a reset"),
+    "unbind_blocked": ("degraded", "its removal from the driver waits for the last user"),
+    "xid": ("degraded", "the driver reported an Xid"),
 }
 
 

@@ -23,8 +23,8 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
     BY_ID,
     FSP_CLASSES,
+    MEANINGS,
     START_CLASSES,
-    VERDICTS,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import (
     EVIDENCE,
@@ -113,9 +113,14 @@ class Fault:
     @property
     def verdict(self) -> str:
         """What this fault alone makes of a GPU."""
-        if self.id == "reset-waiting":
-            return "degraded"
-        return VERDICTS.get(self.class_, "failed")
+        return (MEANINGS.get(self.id) or MEANINGS[self.class_])[0]
+
+    @property
+    def meaning(self) -> str:
+        """Say it in words."""
+        words = (MEANINGS.get(self.id) or MEANINGS[self.class_])[1]
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return f"{words} ({self.id}, logged {times})"
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def examine(
     Raises:
         GpuHostError: an option is wrong, or the saved log cannot be opened.
     """
-    captured = host.root != Path("/")
+    captured = is_captured(host)
     subjects: Sequence[Subject] | None = read_subjects(host, read_gpus(host))
     if log_file is not None:
         log = read_file(log_file)
@@ -207,6 +212,11 @@ def examine(
         subjects = unobserved(subjects or ())
     health = conclude(found, log.summary(), subjects)
     return health if addresses is None else _chosen(health, addresses)
+
+
+def is_captured(host: Reader) -> bool:
+    """Tell whether a host is read from a folder with a copy of its files."""
+    return host.root != Path("/")
 
 
 def _chosen(health: Health, addresses: Sequence[str]) -> Health:
@@ -376,13 +386,9 @@ def _verdict(
     verdict, reason = "unknown", ""
     if standing:
         verdict = min((fault.verdict for fault in standing), key=_WORST.index)
-        reason = "; ".join(
-            f"{fault.id} ({fault.class_}), {fault.count} times"
-            for fault in standing
-            if fault.verdict == verdict
-        )
+        reason = "; ".join(fault.meaning for fault in standing if fault.verdict == verdict)
     elif suspected:
-        reason = f"{suspected[0].id} ({suspected[0].class_}) was logged and may be about this GPU"
+        reason = f"of this GPU or of another: {suspected[0].meaning}"
         evidence = [suspected[0].line]
     elif not log.readable:
         reason = "no kernel log could be read: " + "; ".join(log.gaps)

@@ -139,7 +139,7 @@ gpus:
       description: Why.
       returned: success
       type: str
-      sample: fsp-response (fsp_failed), 1 times
+      sample: its FSP did not come up (fsp-response, logged once)
     faults:
       description: RV(faults[].id) of the faults of this GPU that still count.
       returned: success
