@@ -84,6 +84,7 @@ _TONES = {
     "ready": "good",
     "degraded": "attention",
     "loading": "attention",
+    "warming": "attention",
     "stopped": "attention",
     "absent": "attention",
     "not_applicable": "plain",
@@ -103,8 +104,8 @@ _MODES = {
 }
 _KINDS = {"lxc": "CT", "qemu": "VM"}
 _MTP = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
-_MEASURED = ("Accept length", "Accept rate")
-_TOLD = ("Model", "MTP", "Accept length")
+_MEASURED = ("Accept length", "Accept rate", "MTP verdict")
+_TOLD = ("Model", "MTP", "Accept length", "MTP verdict")
 
 
 def report(
@@ -171,7 +172,7 @@ def _digest(new: Mapping[str, Any]) -> str:
         for finding in new["findings"]
     ]
     state["servers"] = [
-        [server["name"], server["state"]]
+        [server["name"], server["state"], server["useless_mtp"]]
         + [pair for pair in server["pairs"] if pair["label"] not in _MEASURED]
         for server in new["servers"]
     ]
@@ -323,11 +324,13 @@ def _server(result: Mapping[str, Any]) -> dict[str, Any]:
         "Model": server.get("model_id"),
         "SGLang": server.get("version"),
         "Address": server.get("url"),
+        "Longest context": server.get("max_model_len"),
         "Requests at once": server.get("effective_max_running_requests"),
         "MTP": settings["algorithm"] or "off",
         "MTP steps, top-k, draft tokens": ", ".join(
             str(settings[key]) for key in _MTP[1:] if settings[key] is not None
         ),
+        "MTP verdict": speculation.get("verdict"),
         "Accept length": speculation.get("accept_length"),
         "Accept rate": speculation.get("accept_rate"),
     }
@@ -336,7 +339,7 @@ def _server(result: Mapping[str, Any]) -> dict[str, Any]:
         "state": server["state"],
         "tone": _TONES.get(server["state"], "problem"),
         "reason": server.get("reason") or "",
-        "speculation": settings,
+        "useless_mtp": speculation.get("verdict") in ("dead", "low"),
         "pairs": [
             {"label": label, "value": _number(value)}
             for label, value in pairs.items()

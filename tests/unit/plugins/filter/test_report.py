@@ -36,7 +36,12 @@ SERVER: dict[str, Any] = {
         "model_id": "qwen3.5-122b",
         "pid": 4242,
         "reason": None,
-        "speculation": {"algorithm": "NEXTN", "num_steps": 3, "accept_length": 2.4312},
+        "speculation": {
+            "algorithm": "NEXTN",
+            "num_steps": 3,
+            "accept_length": 2.4312,
+            "verdict": "ok",
+        },
     },
     "witnesses": [
         {"name": "unit", "said": "active for 3 min", "ok": True},
@@ -129,7 +134,8 @@ def test_the_summary_fits_ten_lines(facts: dict[str, Any]) -> None:
     summary = report(facts, "pve1", servers=[SERVER, SERVER, SERVER])["summary"]
     assert len(summary) <= 9  # the role adds the path
     assert summary[0].startswith("pve1: Look at this (")
-    assert "SGLang: ready, Model qwen3.5-122b, MTP NEXTN, Accept length 2.43" in summary
+    told = "SGLang: ready, Model qwen3.5-122b, MTP NEXTN, MTP verdict ok, Accept length 2.43"
+    assert told in summary
 
 
 def later(facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,7 +147,7 @@ def later(facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     host["health"]["gpus"][0]["reason"] = "another wording, 12 times"
     host["findings"][0]["evidence"] = "another wording, 12 times"
     server["server"].update(pid=9)
-    server["server"]["speculation"]["accept_length"] = 2.5
+    server["server"]["speculation"].update(accept_length=2.5, verdict="unknown")
     server["witnesses"][0]["said"] = "active for 9 min"
     return host, server
 
@@ -168,6 +174,7 @@ def test_an_unchanged_state_keeps_the_report(facts: dict[str, Any]) -> None:
         lambda facts, _server: facts["layout"]["differs"].pop(),
         lambda _facts, server: server["server"].update(state="loading"),
         lambda _facts, server: server["server"]["speculation"].update(algorithm=None),
+        lambda _facts, server: server["server"]["speculation"].update(verdict="dead"),
     ],
 )
 def test_a_changed_state_gives_a_new_report(
