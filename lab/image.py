@@ -157,6 +157,7 @@ class Progress:
         self.start = time.monotonic()
 
     def __call__(self, text: str) -> None:
+        """Print one line."""
         print(f"lab: [{time.monotonic() - self.start:4.0f} s] {text}", flush=True)
 
 
