@@ -328,6 +328,7 @@ class Source:
             heads = (parse(head.decode("utf-8", "replace")) for head in whole[:4096].split(b"\n"))
             self.first = next((head for head in heads if head and head.time), None)
         if self._kmsg:
+            self.lines -= whole.count(b"\n ")  # KEY=value lines of a record
             for line in whole.split(b"\n"):
                 self._follow(line)
         for line in _promising(whole):
