@@ -1,6 +1,6 @@
 """Guests as Proxmox keeps them: configuration files, locks, who runs, how the tools end.
 
-A stand-in for what the lab needs of Proxmox VE, see lab/README.md. Forms, words and exit codes are
+A stand-in for what the lab needs of Proxmox VE, see lab/PROXMOX.md. Forms, words and exit codes are
 those of pve-container and qemu-server 9.
 """
 
