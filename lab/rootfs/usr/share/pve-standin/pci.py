@@ -157,7 +157,7 @@ def bind_group(address: str) -> None:
         raise GuestError("Cannot find vfio-pci module!")
     group = SYSFS / "devices" / address / "iommu_group/devices"
     if not group.is_dir():
-        raise GuestError("Cannot open iommu_group: No such file or directory", code=2)
+        raise GuestError("Cannot open iommu_group: No such file or directory")
     for member in sorted(os.listdir(group)):
         device = SYSFS / "devices" / member
         if (driver / member).exists() or (device / "pci_bus").exists():  # its own, or a bridge

@@ -49,7 +49,7 @@ def node(value: str) -> Node:
     try:
         status = Path(path).stat()
     except FileNotFoundError:
-        raise GuestError(f"Device {path} does not exist", code=2) from None
+        raise GuestError(f"Device {path} does not exist") from None
     if not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
         raise GuestError(f"{path} is not a device")
     return Node(
