@@ -104,11 +104,6 @@ def parse_wanted(wanted: Mapping[str, Any] | Sequence[Any]) -> list[Given]:
     return given
 
 
-def words(wanted: Mapping[str, Any] | Sequence[Any]) -> list[str]:
-    """Return the words of the command line for a wanted set; see `parse_wanted`."""
-    return [word for flag in parse_wanted(wanted) for word in (flag.spelling, *flag.values)]
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     if value is True:
         return ()

@@ -11,7 +11,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check im
     Problem,
     check_flags,
     parse_wanted,
-    words,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import FlagSet
 from releases import flag, release
@@ -136,12 +135,6 @@ def test_refused_together() -> None:
 def test_release_with_a_model(version: str | None, wanted: Any, expected: list[Any]) -> None:
     found = problems(wanted, release(version), QWEN)
     assert [(problem.kind, problem.severity) for problem in found] == expected
-
-
-def test_words() -> None:
-    wanted = {"tp-size": 4, "--enable-metrics": True, "bs": [1, 2], "off": False, "no": None}
-    assert words(wanted) == ["--tp-size", "4", "--enable-metrics", "--bs", "1", "2"]
-    assert words({"extra": {"a": True}}) == ["--extra", '{"a": true}']
 
 
 def test_list_of_words() -> None:
