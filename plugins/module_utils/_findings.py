@@ -21,7 +21,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
     Boot,
     blocked,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._faults import GpuHealth
+from ansible_collections.gpuhost.inference.plugins.module_utils._faults import GpuHealth, Health
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import IommuGroup, Member
 from ansible_collections.gpuhost.inference.plugins.module_utils._layout import Entry
@@ -42,7 +42,7 @@ class Facts:
     gpus: Sequence[Gpu]
     groups: Sequence[IommuGroup] | None
     guests: Sequence[Guest] | None
-    health: Sequence[GpuHealth]
+    health: Health
     layout: Sequence[Entry]
     unread: Sequence[str]
 
@@ -320,31 +320,35 @@ def _guest_name(entry: Entry) -> str:
 
 
 def _fsp_failed(facts: Facts) -> Iterator[Hit]:
-    for gpu in facts.health:
-        if gpu.fsp == "failed":
-            yield Hit(gpu.address, _said(gpu))
+    return _judged(facts, lambda gpu: gpu.fsp == "failed")
 
 
 def _gpu_failed(facts: Facts) -> Iterator[Hit]:
-    for gpu in facts.health:
-        if gpu.fsp != "failed" and gpu.verdict in ("failed", "lost"):
-            yield Hit(gpu.address, _said(gpu))
+    return _judged(facts, lambda gpu: gpu.fsp != "failed" and gpu.verdict in ("failed", "lost"))
 
 
 def _gpu_degraded(facts: Facts) -> Iterator[Hit]:
-    for gpu in facts.health:
-        if gpu.fsp != "failed" and gpu.verdict == "degraded":
-            yield Hit(gpu.address, _said(gpu))
+    return _judged(facts, lambda gpu: gpu.fsp != "failed" and gpu.verdict == "degraded")
 
 
 def _health_unknown(facts: Facts) -> Iterator[Hit]:
-    for gpu in facts.health:
-        if gpu.verdict == "unknown":
-            yield Hit(gpu.address, _said(gpu))
+    return _judged(facts, lambda gpu: gpu.verdict == "unknown")
 
 
-def _said(gpu: GpuHealth) -> str:
-    return "; ".join(filter(None, (gpu.reason, *gpu.evidence[:1])))
+def _judged(facts: Facts, guilty: Callable[[GpuHealth], bool]) -> Iterator[Hit]:
+    """Yield the GPUs with such a verdict, with the line behind it and what helps against that."""
+    remedies = {fault.address: fault.remedy for fault in facts.health.faults if fault.current}
+    for gpu in facts.health.gpus:
+        if guilty(gpu):
+            said = "; ".join(filter(None, (gpu.reason, *gpu.evidence[:1])))
+            yield Hit(gpu.address, said, remedies.get(gpu.address))
+
+
+def _fault_unattributed(facts: Facts) -> Iterator[Hit]:
+    for fault in facts.health.unattributed:
+        if fault.current:
+            which = f"; it may be about {', '.join(fault.candidates)}" if fault.candidates else ""
+            yield Hit(fault.id, f"{fault.line}{which}", fault.remedy)
 
 
 def _link_narrow(facts: Facts) -> Iterator[Hit]:
@@ -563,7 +567,7 @@ RULES = (
         "error",
         _gpu_failed,
         "The kernel log says that the GPU does not work.",
-        "See the faults in the health verdict; each has its own remedy.",
+        "Power the host off and on, and look again.",
         "gpu_health_info",
     ),
     Rule(
@@ -571,7 +575,15 @@ RULES = (
         "warning",
         _gpu_degraded,
         "The GPU works, and the kernel log shows faults that cost speed or announce a failure.",
-        "See the faults in the health verdict; each has its own remedy.",
+        "See the faults in the health verdict.",
+        "gpu_health_info",
+    ),
+    Rule(
+        "fault-unattributed",
+        "warning",
+        _fault_unattributed,
+        "The kernel log shows a fault and does not tell which GPU it is about.",
+        "See the faults in the health verdict.",
         "gpu_health_info",
     ),
     Rule(

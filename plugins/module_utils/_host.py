@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -47,6 +48,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Re
 
 T = TypeVar("T")
 _DIFFERENCES = ("driver-differs", "type-differs", "guest-differs")
+_MODULES = re.compile("nvidia|nouveau|nova|vfio|iommufd|kvm|snd_hda")
 _GPU_SETTINGS = ("hostpci", "dev", "lxc.mount.entry", "lxc.cgroup")
 
 
@@ -96,7 +98,7 @@ def audit(
             gpus=gpus or (),
             groups=groups,
             guests=guests,
-            health=health.gpus,
+            health=health,
             layout=resolved.entries,
             unread=unread,
         )
@@ -166,7 +168,7 @@ def _host(
         "reboot_required": boot.pending.reboot_required,
         "pending": {"missing": boot.pending.missing, "extra": boot.pending.extra},
         "modules": boot.modules,
-        "modprobe": [asdict(line) for line in boot.modprobe],
+        "modprobe": [asdict(line) for line in boot.modprobe if _MODULES.match(line.module)],
     }
 
 

@@ -179,7 +179,8 @@ host:
       elements: str
       sample: [nvidia, nvidia_uvm, vfio, vfio_pci]
     modprobe:
-      description: Lines of the modprobe.d files that are in force.
+      description:
+        - Lines of the modprobe.d files that are in force and concern GPU drivers, VFIO or KVM.
       returned: success
       type: list
       elements: dict

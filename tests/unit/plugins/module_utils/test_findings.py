@@ -184,6 +184,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "domain=0x0021 address=0x20001c0000000 flags=0x0020]\n"
         },
     ),
+    (
+        "fault-unattributed",
+        "fsp-response",
+        {"log": BOOTED + FSP.splitlines(keepends=True)[0].replace("GPU0 ", "")},
+    ),
     ("health-unknown", "0000:84:00.0", {"log": "[   12.0] NVRM: loading\n"}),
     (
         "link-narrow",
@@ -257,6 +262,14 @@ def test_a_rule_keeps_silent(audit: Callable[..., Any], rule: str, how: dict[str
     options = {key: value for key, value in how.items() if key != "changes"}
     result = audit(*how.get("changes", []), **options)
     assert rule not in {finding["id"] for finding in result["findings"]}
+
+
+def test_the_remedy_is_that_of_the_fault(audit: Callable[..., Any]) -> None:
+    result = audit(log=BOOTED + FSP)
+    finding = next(f for f in result["findings"] if f["id"] == "fsp-failed")
+    assert "0x177" in finding["evidence"]
+    (fault,) = result["health"]["faults"]
+    assert finding["remedy"] == fault["remedy"]
 
 
 def test_errors_come_first(audit: Callable[..., Any]) -> None:

@@ -76,6 +76,15 @@ def test_other_settings_of_a_guest_stay_secret(
     assert result["guests"][3]["vmid"] == 202
 
 
+def test_modprobe_lines_of_other_drivers_are_left_out(
+    host_tree: Callable[[str], Path], run_module: Run
+) -> None:
+    root = host_tree("eight-gpus")
+    trees.unpack("/etc/modprobe.d/a.conf = blacklist radeonfb\\nblacklist nouveau", root)
+    result = run_module(gpu_host_info, sysroot=str(root))
+    assert [line["module"] for line in result["host"]["modprobe"]] == ["nouveau"]
+
+
 def test_a_captured_host_is_never_judged_by_the_log_of_this_one(
     host_tree: Callable[[str], Path], run_module: Run
 ) -> None:
