@@ -48,9 +48,9 @@ def test_audit_reports_and_fails_only_when_asked(
 def test_audit_changes_nothing(
     host: Host,
     run_playbook: Callable[..., subprocess.CompletedProcess[str]],
-    assert_neighbour_undisturbed: Callable[[], None],
+    assert_neighbour_undisturbed: Callable[[Host], None],
 ) -> None:
     run = run_playbook("audit")
     assert "changed=0" in run.stdout
     assert host.check_output("pct status 100") == "status: stopped"
-    assert_neighbour_undisturbed()
+    assert_neighbour_undisturbed(host)

@@ -27,7 +27,7 @@ def test_check_mode_shows_the_plan_and_changes_nothing(
     host: Host,
     run_module: Callable[..., dict[str, Any]],
     run_playbook: Callable[..., subprocess.CompletedProcess[str]],
-    assert_neighbour_undisturbed: Callable[[], None],
+    assert_neighbour_undisturbed: Callable[[Host], None],
 ) -> None:
     before = _state(host, run_module)
     assert [running for _, running, _ in before["guests"]] == [False, False, True]
@@ -36,7 +36,7 @@ def test_check_mode_shows_the_plan_and_changes_nothing(
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert _state(host, run_module) == before
-    assert_neighbour_undisturbed()
+    assert_neighbour_undisturbed(host)
     # the plan: types, drivers, file, guests; and a word on what cannot be planned yet
     assert re.search(r'^-\s+"0000:41:00\.0": "DMA"$', run.stdout, re.MULTILINE)
     assert re.search(r'^\+\s+"driver": "vfio-pci"', run.stdout, re.MULTILINE)

@@ -39,12 +39,12 @@ def test_guests_of_the_layout_run(host: Host) -> None:
 
 
 def test_gpus_of_the_other_tenant_are_untouched(
-    host: Host, assert_neighbour_undisturbed: Callable[[], None]
+    host: Host, assert_neighbour_undisturbed: Callable[[Host], None]
 ) -> None:
     for address in ("0000:83:00.0", "0000:84:00.0"):
         assert _linked(host, address, "driver") == "vfio-pci"
         assert host.check_output(f"cat {PCI}/{address}/iommu_group/type") == "DMA"
-    assert_neighbour_undisturbed()
+    assert_neighbour_undisturbed(host)
 
 
 def test_rival_drivers_are_kept_away(host: Host) -> None:

@@ -11,19 +11,20 @@ from testinfra.host import Host
 testinfra_hosts = ["ansible://pve1"]
 RunModule = Callable[..., dict[str, Any]]
 STATE = (
-    "cd /sys/bus/pci/devices; for at in *; do echo $at $(readlink $at/driver)"
-    " $(cat $at/driver_override) $(cat $at/iommu_group/type); done"
+    "cd /sys/bus/pci/devices; stat -c %N */driver; grep -s . */driver_override */iommu_group/type"
 )
 HOLD = "systemd-run --quiet --unit=holder sh -c 'exec sleep 600 3</dev/nvidia0'"
 
 
-@pytest.fixture(autouse=True)
-def nothing_changes(host: Host, assert_neighbour_undisturbed: Callable[[], None]) -> Iterator[None]:
-    """Compare drivers, overrides and types of all devices before and after a test."""
+@pytest.fixture(scope="module", autouse=True)
+def nothing_changes(
+    host: Host, assert_neighbour_undisturbed: Callable[[Host], None]
+) -> Iterator[None]:
+    """Compare drivers, overrides and types of all devices before and after all tests."""
     before = host.check_output(STATE)
     yield
     assert host.check_output(STATE) == before
-    assert_neighbour_undisturbed()
+    assert_neighbour_undisturbed(host)
 
 
 @pytest.fixture
