@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from errors import LabError
-
 LAB = Path(__file__).resolve().parent
 STATE = LAB.parent / ".build" / "lab"
 KEY = STATE / "id_ed25519"
@@ -64,6 +62,10 @@ BUILD_TOOLS = {
     "tar": "tar",
     "chroot": "coreutils",
 }
+
+
+class LabError(Exception):
+    """Something the user can act on; its text says what is wrong and the next step."""
 
 
 def digest(*parts: object) -> str:

@@ -22,12 +22,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from errors import LabError
-from image import KEY, LOADER, STATE, discard, run
+from image import KEY, LOADER, STATE, LabError, discard, run
 
 MACHINES = ("amd", "intel")
 GPUS = 8
@@ -72,7 +72,7 @@ def parse_loader(text: str) -> Loader:
     """
     values = {}
     for line in text.splitlines():
-        key, equals, value = line.strip().partition("=")
+        key, equals, value = (part.strip() for part in line.partition("="))
         if not key or key.startswith("#"):
             continue
         if not equals or key not in LOADER_KEYS:
@@ -168,11 +168,9 @@ class Machine:
         self.board.write_bytes(bytes(BOARD_BYTES))  # power-on clears what went wrong before
         self.console.write_bytes(b"")
         lock = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not wait_until(lambda: take(lock), 2):  # `status` holds it for a moment
             os.close(lock)
-            raise LabError(f"machine {self.name} is just being started by somebody else") from None
+            raise LabError(f"machine {self.name} is just being started by somebody else")
         port = free_port(self.last_port())
         try:
             with self.log.open("w") as log:
@@ -245,7 +243,16 @@ class Machine:
 LAB_PROGRAM = str(Path(__file__).resolve().parent / "lab")
 
 
-def wait_until(condition: object, seconds: float, step: float = 0.2) -> bool:
+def take(lock: int) -> bool:
+    """Take a lock file for this process and those that inherit it, unless somebody has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, step: float = 0.2) -> bool:
     """Whether `condition` came true within so many seconds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -1,8 +1,9 @@
-"""Makes the lab host's stand-ins for Proxmox's tools importable."""
+"""Makes the lab program and the stand-ins for Proxmox's tools importable."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "lab/rootfs/usr/share/pve-standin"))
+LAB = Path(__file__).parents[3] / "lab"
+sys.path[:0] = [str(LAB), str(LAB / "rootfs/usr/share/pve-standin")]
