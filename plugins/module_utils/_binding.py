@@ -32,7 +32,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     as_result,
     read_device,
     read_devices,
-    slot_of,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -160,14 +159,14 @@ def _dangers(situation: Situation, gpu: Gpu, driver: str) -> list[str]:
         if o.running is None
     ]
     group = gpu.iommu_group
-    ours = {slot_of(target.address) for target in situation.gpus}
+    ours = {address for target in situation.gpus for address in _present(target)}
     if group and driver != "nvidia":
         dangers += [
             f"its IOMMU group {group.number} also holds {member.address} (class {member.class_}, "
             f"driver {member.driver or 'none'}), "
             + ("a GPU: list it too" if member.is_gpu else "which would have to go along: refused")
             for member in group.members
-            if slot_of(member.address) not in ours
+            if member.address not in ours
             and not member.class_.startswith(("0x0600", "0x0604"))
         ]
     return dangers

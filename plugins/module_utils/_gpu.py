@@ -197,7 +197,8 @@ def set_group_type(
         wanted,
         _iommu.read_mode(machine.host),
         fsp=[member.address for member in members if identify(member.id)[2] != "no"],
-        holders=[*held, *(f"it may be in use: {unknown}" for unknown in gpu.users_unknown)],
+        holders=held,
+        unknown=gpu.users_unknown,
         accept=accept,
     )
     after = group if check else _iommu.apply_type(machine, group, plan)

@@ -189,6 +189,7 @@ def plan_type(
     *,
     fsp: Sequence[str] = (),
     holders: Sequence[str] = (),
+    unknown: Sequence[str] = (),
     accept: Collection[str] = (),
 ) -> list[Write]:
     """Return the writes that give a group the wanted type; none when it has it already.
@@ -200,7 +201,9 @@ def plan_type(
         wanted: a type, or `auto` for the type the group would get at boot.
         mode: of the host.
         fsp: addresses of members that are GPUs with a security processor, or may have one.
-        holders: who has the group open through VFIO, or why nobody can tell.
+        holders: who has the group open through VFIO. A type has no effect for them, and their
+            devices are none of ours.
+        unknown: why nobody can tell who has it open.
         accept: names of liftable guards (`ACCEPTABLE`) to lift.
 
     Raises:
@@ -222,7 +225,8 @@ def plan_type(
         reasons += _identity_risks(mode, fsp if wanted == "identity" else (), accept)
     if (group.type, target) != ("DMA", "DMA-FQ"):  # the one change that needs no idle group
         reasons += _in_use(group)
-        reasons += holders
+        reasons += [f"it may be in use: {text}" for text in unknown]
+    reasons += holders
     if reasons:
         raise GpuHostError(
             f"{name} stays {group.type}, it cannot become {target}: {'; '.join(reasons)}"

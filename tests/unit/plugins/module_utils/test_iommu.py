@@ -139,6 +139,13 @@ def test_the_present_type_is_not_written_again(wanted: str) -> None:
     assert plan_type(group("nvidia"), wanted, PLAIN) == []
 
 
+def test_flushing_lazily_needs_no_look_at_processes_but_leaves_open_groups_alone() -> None:
+    strict = group("nvidia", type_="DMA")
+    assert plan_type(strict, "DMA-FQ", PLAIN, unknown=["/proc/8/fd"])
+    with pytest.raises(GpuHostError, match="process 7"):
+        plan_type(strict, "DMA-FQ", PLAIN, holders=["process 7 has it"])
+
+
 def test_auto_writes_the_computed_type() -> None:
     plan = plan_type(group(None, type_="identity"), "auto", PLAIN)
     assert [step.value for step in plan] == ["DMA-FQ"]
@@ -160,9 +167,14 @@ def test_all_reasons_are_told_together() -> None:
     mode = HostMode(snp=True, sme=True, default_type="DMA-FQ")
     with pytest.raises(GpuHostError) as error:
         plan_type(
-            group("nvidia"), "identity", mode, fsp=["0000:41:00.0"], holders=["process 7 has it"]
+            group("nvidia"),
+            "identity",
+            mode,
+            fsp=["0000:41:00.0"],
+            holders=["process 7 has it"],
+            unknown=["/proc/8/fd"],
         )
-    for words in ("SEV-SNP", "mem_encrypt=on", "FSP", "driver nvidia", "process 7"):
+    for words in ("SEV-SNP", "mem_encrypt", "FSP", "driver nvidia", "process 7", "/proc/8/fd"):
         assert words in str(error.value)
 
 

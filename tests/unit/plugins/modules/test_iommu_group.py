@@ -69,6 +69,7 @@ def test_check_mode_plans_and_writes_nothing(kernel: FakeKernel, run_module: Run
     [
         ({"address": "41:00.0", "type": "DMA"}, ["driver nvidia", "driver: none"]),
         ({"address": "83:00.0", "type": "DMA"}, ["process 2010", "/dev/vfio/62 open"]),
+        ({"address": "84:00.0", "type": "DMA-FQ"}, ["process 2010", "/dev/vfio/63 open"]),
         ({"address": "81:00.0", "type": "identity"}, ["0000:81:00.0 boots through an FSP"]),
         ({"address": "99:00.0", "type": "DMA"}, ["no PCI device there"]),
         ({"address": "x", "type": "DMA"}, ["not a PCI address"]),
@@ -78,6 +79,7 @@ def test_check_mode_plans_and_writes_nothing(kernel: FakeKernel, run_module: Run
 def test_refusals_write_nothing(
     kernel: FakeKernel, run_module: Run, options: dict[str, Any], words: list[str]
 ) -> None:
+    (kernel.root / TYPE.format(63)).write_text("DMA\n")
     result = run_module(iommu_group, **options)
     assert result["failed"] is True
     assert kernel.writes == []
