@@ -166,8 +166,7 @@ def _dangers(situation: Situation, gpu: Gpu, driver: str) -> list[str]:
             f"driver {member.driver or 'none'}), "
             + ("a GPU: list it too" if member.is_gpu else "which would have to go along: refused")
             for member in group.members
-            if member.address not in ours
-            and not member.class_.startswith(("0x0600", "0x0604"))
+            if member.address not in ours and not member.class_.startswith(("0x0600", "0x0604"))
         ]
     return dangers
 
