@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -235,9 +236,17 @@ class Machine:
         wait_until(lambda: not self.running(), 10)
 
     def power_off(self, running: Running, seconds: float) -> bool:
-        """Press the power button. False if the guest did not go down in time."""
-        os.kill(running.pid, signal.SIGTERM)
-        return wait_until(lambda: not self.running(), seconds)
+        """Press the power button, again and again: a guest that still boots ignores it.
+
+        False if the guest did not go down in time.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(ProcessLookupError):
+                os.kill(running.pid, signal.SIGTERM)
+            if wait_until(lambda: not self.running(), 10):
+                return True
+        return False
 
 
 LAB_PROGRAM = str(Path(__file__).resolve().parent / "lab")
