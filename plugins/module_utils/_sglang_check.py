@@ -112,6 +112,38 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
 
 
+def for_config_file(flags: FlagSet, wanted: Sequence[Given]) -> tuple[dict[str, Any], list[str]]:
+    """Return what SGLang's `--config` file can hold, by canonical names, and the words it cannot.
+
+    The file takes flags with values and plain switches. It refuses flags with an action of their
+    own, `--no-…` and `--lora-paths` among them: `ConfigArgumentMerger` in
+    `srt/server_args_config_parser.py` (later `srt/utils/`) of 0.5.9 and later.
+    """
+    spellings = flags.spellings()
+    config: dict[str, Any] = {}
+    arguments: list[str] = []
+    for given in wanted:
+        flag = spellings.get(given.spelling)
+        if given.spelling == "--config":
+            continue
+        if flag is None or flag.action not in ("store", "store_true"):
+            arguments += [given.spelling, *given.values]
+        elif flag.action == "store_true":
+            config[flag.name[2:]] = True
+        else:
+            values = [_plain(flag, value) for value in given.values]
+            config[flag.name[2:]] = values[0] if len(values) == 1 else values
+    return config, arguments
+
+
+def _plain(flag: Flag, value: str) -> Any:
+    """Return a value as YAML shows it best: a number for a flag that takes one."""
+    try:
+        return {"int": int, "float": float}.get(flag.type, str)(value)
+    except ValueError:
+        return value
+
+
 def check_flags(
     flags: FlagSet, wanted: Sequence[Given], architecture: str | None = None
 ) -> list[Problem]:

@@ -45,7 +45,7 @@ MEANINGS = (
         "a flag is not one of this release: check the command line with sglang_flags_info",
     ),
     Meaning(
-        r"address already in use|Port .* is already in use",
+        r"[Aa]ddress already in use|Port .* is already in use",
         "another server owns the port: stop it, or choose another port",
     ),
     Meaning(
@@ -95,8 +95,8 @@ MEANINGS = (
     ),
     Meaning(
         r"No CUDA devices found|No accelerator \(CUDA|No CUDA GPUs are available",
-        "the GPUs are not visible here: are their device nodes passed into the container, and "
-        "do the driver's versions inside and outside agree?",
+        "the GPUs are not visible here: are their device nodes passed into the container, may "
+        "the service's user open them, and does the driver's version inside equal the host's?",
     ),
     Meaning(
         r"nknown speculative algorithm",

@@ -17,6 +17,7 @@ from typing import Any
 from ansible_collections.gpuhost.inference.plugins.module_utils import _command
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import (
+    Listener,
     Unit,
     Verdict,
     Witnesses,
@@ -210,6 +211,7 @@ def facts(seen: Witnesses, verdict: Verdict, question: Question) -> dict[str, An
         "unit": unit.name if unit is not None else None,
         "pid": unit.main_pid if unit is not None else _pid(seen),
         "restarts": unit.restarts if unit is not None else None,
+        "listener": _listener(seen.listener),
         "version": info.get("version"),
         "model_id": served[0] if served else None,
         "model_path": info.get("model_path"),
@@ -229,6 +231,17 @@ def facts(seen: Witnesses, verdict: Verdict, question: Question) -> dict[str, An
             name: value for name, value in info.items() if name not in ("internal_states", "status")
         },
         "log": list(log.tail) if log is not None and verdict.state != "ready" else [],
+    }
+
+
+def _listener(listener: Listener | None) -> dict[str, Any] | None:
+    if listener is None or not listener.open:
+        return None
+    return {
+        "pid": listener.pid,
+        "command": listener.command,
+        "addresses": list(listener.addresses),
+        "ours": listener.ours,
     }
 
 

@@ -155,6 +155,19 @@ flags:
       type: list
       elements: str
       sample: []
+config:
+  description:
+    - The part of O(wanted) that can stand in a file for SGLang's flag C(--config), by canonical
+      names without dashes.
+  returned: always
+  type: dict
+  sample: {tensor-parallel-size: 4, enable-metrics: true}
+arguments:
+  description: The rest of it, as words for the command line. The file refuses some kinds of flags.
+  returned: always
+  type: list
+  elements: str
+  sample: [--lora-paths, /srv/adapters/sql]
 problems:
   description: What is or may be wrong with O(wanted), in its order.
   returned: always
@@ -212,6 +225,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
     check_flags,
+    for_config_file,
     parse_wanted,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import (
@@ -228,12 +242,15 @@ def run(python: str | None, package: str | None, wanted: Any) -> dict[str, Any]:
     given = parse_wanted(wanted or [])
     architecture, missing = check_model_path(given)
     problems = check_flags(flags, given, architecture) + missing
+    config, arguments = for_config_file(flags, given)
     return {
         "changed": False,
         "version": flags.version,
         "package": flags.package,
         "flags": [flag.as_dict() for flag in flags.flags],
         "problems": [asdict(problem) for problem in problems],
+        "config": config,
+        "arguments": arguments,
     }
 
 

@@ -166,6 +166,32 @@ server:
       returned: always
       type: int
       sample: 0
+    listener:
+      description: The process that listens on the port, V(null) when none does or it is elsewhere.
+      returned: always
+      type: dict
+      contains:
+        pid:
+          description: The process, V(null) when it could not be looked at.
+          returned: always
+          type: int
+          sample: 4242
+        command:
+          description: Its name.
+          returned: always
+          type: str
+          sample: python
+        addresses:
+          description: The addresses it listens on.
+          returned: always
+          type: list
+          elements: str
+          sample: [0.0.0.0]
+        ours:
+          description: Whether it belongs to O(unit), V(null) when that is not known.
+          returned: always
+          type: bool
+          sample: true
     version:
       description: Version of SGLang that runs.
       returned: always

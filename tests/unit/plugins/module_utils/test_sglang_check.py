@@ -10,6 +10,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check im
     Given,
     Problem,
     check_flags,
+    for_config_file,
     parse_wanted,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import FlagSet
@@ -135,6 +136,28 @@ def test_refused_together() -> None:
 def test_release_with_a_model(version: str | None, wanted: Any, expected: list[Any]) -> None:
     found = problems(wanted, release(version), QWEN)
     assert [(problem.kind, problem.severity) for problem in found] == expected
+
+
+def test_what_a_configuration_file_can_hold() -> None:
+    wanted = {
+        "tp-size": "4",
+        "mem-fraction-static": 0.8,
+        "enable-metrics": True,
+        "cuda-graph-bs": [1, 2],
+        "extra": {"a": 1},
+        "old": "x",
+        "odd": ["/a", "/b"],
+        "config": "/etc/server.yaml",
+    }
+    config, arguments = for_config_file(NEW, parse_wanted(wanted))
+    assert config == {
+        "tensor-parallel-size": 4,
+        "mem-fraction-static": 0.8,
+        "enable-metrics": True,
+        "cuda-graph-bs": [1, 2],
+        "extra": '{"a": 1}',
+    }
+    assert arguments == ["--old", "x", "--odd", "/a", "/b"]
 
 
 def test_list_of_words() -> None:
