@@ -43,7 +43,7 @@ options:
     default: ''
   previous:
     description: Text of the JSON report that is there already, empty when there is none.
-    type: str
+    type: raw
     default: ''
 """
 
@@ -115,7 +115,7 @@ def report(
     servers: Sequence[Mapping[str, Any]] = (),
     changes: Sequence[str] = (),
     at: str = "",
-    previous: str = "",
+    previous: str | Mapping[str, Any] = "",
 ) -> dict[str, Any]:
     """Return the report of a host (the previous one when the state is the same) and a summary."""
     if not isinstance(facts, Mapping) or "findings" not in facts:
@@ -157,9 +157,10 @@ def _escaped(value: Any) -> Any:
     return [_escaped(item) for item in value] if isinstance(value, list) else value
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(previous: Any) -> dict[str, Any]:
+    """Return the report in a file's text; ansible-core before 2.19 has made a mapping of it."""
     try:
-        old = json.loads(text or "{}")
+        old = json.loads(previous or "{}") if isinstance(previous, str) else previous
     except ValueError:
         return {}
     return old if isinstance(old, dict) and old.get("schema") == SCHEMA else {}

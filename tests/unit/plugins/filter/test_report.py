@@ -156,9 +156,10 @@ def test_an_unchanged_state_keeps_the_report(facts: dict[str, Any]) -> None:
     old = report(facts, "pve1", servers=[SERVER], changes=["Bound a GPU"], at="1 May")
     text = json.dumps(old["report"])
     host, server = later(facts)
-    new = report(host, "pve1", servers=[server], at="2 May", previous=text)
-    assert new["report"] == old["report"]
-    assert render(new) == render(old)
+    for previous in (text, json.loads(text)):  # a mapping comes from ansible-core before 2.19
+        new = report(host, "pve1", servers=[server], at="2 May", previous=previous)
+        assert new["report"] == old["report"]
+        assert render(new) == render(old)
     assert "Accept length 2.50" in "\n".join(new["summary"])
 
 
