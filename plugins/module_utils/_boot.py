@@ -131,7 +131,7 @@ def parameter(tokens: Sequence[str], name: str) -> str | None:
     """
     wanted = name.replace("-", "_")
     for token in reversed(tokens):
-        key, _, value = token.partition("=")
+        key, _equals, value = token.partition("=")
         if key.replace("-", "_") == wanted:
             return value.strip('"')
     return None
@@ -204,7 +204,7 @@ def blocked(boot: Boot, driver: str) -> str | None:
         if line.module == driver and (line.command == "blacklist" or nothing):
             return line.place
     for token in boot.cmdline:
-        key, _, value = token.partition("=")
+        key, _equals, value = token.partition("=")
         names = value.replace("-", "_").split(",")
         if key in ("modprobe.blacklist", "module_blacklist") and driver in names:
             return f"/proc/cmdline: {token}"

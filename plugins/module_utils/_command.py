@@ -31,15 +31,10 @@ def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
     """
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as complaints, Path(os.devnull).open("rb") as nothing:
-        streams = (nothing.fileno(), writing, complaints.fileno())
-        actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
-        try:
-            child = os.posix_spawnp(command[0], list(command), os.environ, file_actions=actions)
-        except OSError as error:
-            os.close(reading)
-            raise GpuHostError(f"{command[0]} cannot be run: {error.strerror}") from error
-        finally:
-            os.close(writing)
+        child = os.fork()
+        if child == 0:
+            _become(command, (nothing.fileno(), writing, complaints.fileno()))
+        os.close(writing)
         deadline, ended = time.monotonic() + timeout, False
         try:
             while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -59,6 +54,18 @@ def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
             complaints.seek(0)
             said = complaints.read(500).decode("utf-8", "replace").strip()
             raise GpuHostError(f"{' '.join(command)} failed ({code}): {said}")
+
+
+def _become(command: Sequence[str], streams: Sequence[int]) -> None:
+    """Turn this process, a fresh child, into the command, with these three streams."""
+    try:
+        for target, source in enumerate(streams):
+            os.dup2(source, target)
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        os.write(2, f"it cannot be run: {error.strerror}".encode())
+    finally:
+        os._exit(127)
 
 
 def run(command: Sequence[str], timeout: float = 30) -> str:

@@ -258,7 +258,7 @@ def _driverless_twin(facts: Facts) -> Iterator[Hit]:
             yield Hit(
                 gpu.address,
                 f"no driver, no driver_override, id {gpu.id} like {twin.address}, "
-                f"which VM {next(_configured(twin, 'qemu')).vmid} claims",
+                f"which VM {min(owner.vmid for owner in _configured(twin, 'qemu'))} claims",
             )
 
 

@@ -234,7 +234,8 @@ def parse(line: str, source: str = "file") -> Record | None:
     if record:
         return _from_kmsg(record, source)
     prefix = _PREFIX.match(line)
-    assert prefix is not None  # every part of it is optional
+    if prefix is None:  # cannot be: every part of it is optional
+        return None
     rest = line[prefix.end() :]
     seconds, stamp = prefix["seconds"], prefix["stamp"]
     # behind a stamp with a date, syslog's forms have a host name and a program; dmesg's ISO form

@@ -382,7 +382,7 @@ def read_listener(host: Reader, url: str, unit: Unit | None) -> Listener | None:
     for name in ("tcp", "tcp6"):
         for line in (host.text(f"/proc/net/{name}") or "").splitlines()[1:]:
             fields = line.split()
-            address, _, number = fields[1].partition(":")
+            address, _colon, number = fields[1].partition(":")
             if fields[3] == "0A" and int(number, 16) == port:
                 inodes[fields[9]] = str(_address(address))
     if not inodes:

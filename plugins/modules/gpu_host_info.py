@@ -145,8 +145,8 @@ host:
       sample: [BOOT_IMAGE=/boot/vmlinuz-6.14.11-4-pve, root=/dev/sda2, ro, quiet]
     boot_loader:
       description:
-        - The boot loader that started the running kernel (RV(host.boot_loader.name) is V(grub),
-          V(systemd-boot) or V(unknown)), C(proxmox-boot-tool) as RV(host.boot_loader.tool) when it
+        - The boot loader that started the running kernel (C(name) is V(grub),
+          V(systemd-boot) or V(unknown)), C(proxmox-boot-tool) as C(tool) when it
           keeps the boot partitions, the file with the parameters of the next boot, these
           parameters (V(null) when they are not known), and what the judgement rests on.
       returned: success
@@ -208,7 +208,7 @@ guests:
   description:
     - Containers and virtual machines, by number, V(null) when unread. Of their configuration only
       the lines that give them devices are shown.
-    - RV(guests[].running) is V(null) when it could not be found out.
+    - C(running) is V(null) when it could not be found out.
   returned: success
   type: list
   elements: dict

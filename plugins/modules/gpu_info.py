@@ -202,7 +202,7 @@ gpus:
       description:
         - Guests the GPU belongs to, by their configuration, by a running process, or by Proxmox's
           reservation file.
-        - RV(gpus[].owners[].running) is V(null) when it could not be found out.
+        - C(running) is V(null) when it could not be found out.
         - A container names device nodes, so its claim on a GPU is seen only while that is bound
           to C(nvidia).
       returned: success

@@ -355,7 +355,7 @@ def main() -> None:
             "api_key": {"type": "str", "no_log": True},
             "model_id": {"type": "str"},
             "generate": {"type": "bool", "default": False},
-            "acceptance_tokens": {"type": "int", "default": 0},
+            "acceptance_tokens": {"type": "int", "default": 0, "no_log": False},
             "wait": {"type": "int", "default": 0},
             "timeout": {"type": "float", "default": 30.0},
             "validate_certs": {"type": "bool", "default": True},

@@ -30,7 +30,7 @@ def test_check_mode_shows_the_plan_and_changes_nothing(
     assert_neighbour_undisturbed: Callable[[Host], None],
 ) -> None:
     before = _state(host, run_module)
-    assert [running for _, running, _ in before["guests"]] == [False, False, True]
+    assert [guest[1] for guest in before["guests"]] == [False, False, True]
 
     run = run_playbook("site", "--check", "--diff")
 

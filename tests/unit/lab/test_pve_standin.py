@@ -39,7 +39,7 @@ def shipped(kind: str, vmid: int) -> list[tuple[str, str]]:
 
 def test_settings_of_a_snapshot_are_not_the_guests() -> None:
     assert dict(guests.parse(CONF))["dev0"] == "/dev/nvidia0"
-    assert [key for key, _ in guests.parse(CONF)].count("lxc.cgroup2.devices.allow") == 2
+    assert [line[0] for line in guests.parse(CONF)].count("lxc.cgroup2.devices.allow") == 2
 
 
 def test_edit_keeps_notes_raw_keys_and_snapshots() -> None:

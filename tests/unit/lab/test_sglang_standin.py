@@ -253,7 +253,7 @@ def throughput(standin: Any, models: dict[str, Path], concurrency: int, *flags: 
         engine.add(standin.Request(str(number), 64, number, chance, 10**6))
     engine.step()
     made = sum(request.made for request in engine.running)
-    seconds = sum(engine.step()[0] for _ in range(300))
+    seconds = sum(engine.step()[0] for _step in range(300))
     return float(sum(request.made for request in engine.running) - made) / seconds
 
 
@@ -356,7 +356,7 @@ def test_average_appears_after_a_log_interval_and_flush_takes_it_away(served: Se
 
 
 def test_answer_is_deterministic_and_not_repetitive(served: Server) -> None:
-    first, second = (served.generate(STORY, key="secret") for _ in range(2))
+    first, second = (served.generate(STORY, key="secret") for _step in range(2))
     assert first["text"] == second["text"]
     assert first["text"] != served.generate(STORY + "!", key="secret")["text"]
     assert second["meta_info"]["cached_tokens"] > 0
