@@ -29,7 +29,7 @@ EXAMPLES = r"""
 - name: Write a configuration file for --config
   ansible.builtin.copy:
     content: "{{ flags | gpuhost.inference.sglang_config | to_nice_yaml }}"   # tp-size: 4
-    dest: /etc/sglang/server.yaml
+    dest: /etc/sglang.yaml
     mode: "0600"
   vars:
     flags: {"--tp-size": 4, chat-template: null}

@@ -113,7 +113,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def for_config_file(flags: FlagSet, wanted: Sequence[Given]) -> tuple[dict[str, Any], list[str]]:
-    """Return what SGLang's `--config` file can hold, by canonical names, and the words it cannot.
+    """Return what SGLang's `--config` file can hold, names without dashes, and the words it cannot.
 
     The file takes flags with values and plain switches. It refuses flags with an action of their
     own, `--no-…` and `--lora-paths` among them: `ConfigArgumentMerger` in
@@ -129,10 +129,10 @@ def for_config_file(flags: FlagSet, wanted: Sequence[Given]) -> tuple[dict[str, 
         if flag is None or flag.action not in ("store", "store_true"):
             arguments += [given.spelling, *given.values]
         elif flag.action == "store_true":
-            config[flag.name[2:]] = True
+            config[flag.name[2:]] = True  # older releases know a switch by this name only
         else:
             values = [_plain(flag, value) for value in given.values]
-            config[flag.name[2:]] = values[0] if len(values) == 1 else values
+            config[given.spelling[2:]] = values[0] if len(values) == 1 else values
     return config, arguments
 
 
@@ -304,7 +304,7 @@ def _check_speculation(
     if not algorithm:
         if triple and known:
             yield Problem(
-                next(iter(triple)),
+                min(triple),
                 "missing_partner",
                 "error",
                 f"{', '.join(triple)} have no effect without --speculative-algorithm",

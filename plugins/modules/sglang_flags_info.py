@@ -92,16 +92,16 @@ flags:
   elements: dict
   contains:
     name:
-      description: Canonical long name.
+      description: The long name that the release puts first.
       returned: always
       type: str
-      sample: --tensor-parallel-size
+      sample: --tp-size
     aliases:
       description: Other accepted spellings.
       returned: always
       type: list
       elements: str
-      sample: [--tp-size]
+      sample: [--tensor-parallel-size]
     dest:
       description: Name of the server's field, as C(/server_info) shows it.
       returned: always
@@ -157,8 +157,8 @@ flags:
       sample: []
 config:
   description:
-    - The part of O(wanted) that can stand in a file for SGLang's flag C(--config), by canonical
-      names without dashes.
+    - The part of O(wanted) that can stand in a file for SGLang's flag C(--config), names without
+      dashes.
   returned: always
   type: dict
   sample: {tensor-parallel-size: 4, enable-metrics: true}

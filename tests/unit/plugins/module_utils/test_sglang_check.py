@@ -151,7 +151,7 @@ def test_what_a_configuration_file_can_hold() -> None:
     }
     config, arguments = for_config_file(NEW, parse_wanted(wanted))
     assert config == {
-        "tensor-parallel-size": 4,
+        "tp-size": 4,
         "mem-fraction-static": 0.8,
         "enable-metrics": True,
         "cuda-graph-bs": [1, 2],
