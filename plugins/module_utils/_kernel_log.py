@@ -47,7 +47,6 @@ WORDS = (
     b"] type 0",
     b"Linux version",
     b"Memory Encryption",
-    b"Memory Encryption",
     b"callbacks suppressed",
     b"messages dropped",
     b"kernel messages",
