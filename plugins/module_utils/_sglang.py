@@ -48,7 +48,10 @@ _EXIT = {
 
 @dataclass(frozen=True)
 class Unit:
-    """What systemd says about the service; see `systemctl show`."""
+    """What systemd says about the service; see `systemctl show`.
+
+    `exit_status` of a process that a signal has ended is 128 and the signal, as in a shell.
+    """
 
     name: str
     load: str
@@ -295,7 +298,7 @@ def _why_failed(unit: Unit, log: Log | None) -> str:
         return f"{said}; its journal could not be read"
     if log.decisive is None:
         return f"{said}; {_last(log)}"
-    return f"{said}. {log.meaning}. Its log: {log.decisive}"
+    return f"{said}. {log.meaning}. Its log: {log.decisive.rstrip('.')}"
 
 
 def _progress(log: Log | None) -> str:
@@ -460,6 +463,9 @@ def parse_unit(name: str, text: str) -> Unit:
     def number(key: str) -> int | None:
         return int(values[key]) if values.get(key, "").isdigit() else None
 
+    # How it ended, in the codes of waitid(2): 0 not at all, 2 or 3 by a signal
+    ended = values.get("ExecMainCode")
+    status = None if ended == "0" else number("ExecMainStatus")
     return Unit(
         name=name,
         load=values.get("LoadState", ""),
@@ -468,7 +474,7 @@ def parse_unit(name: str, text: str) -> Unit:
         restarts=number("NRestarts"),
         main_pid=number("MainPID") or None,
         invocation=values.get("InvocationID", ""),
-        exit_status=number("ExecMainStatus"),
+        exit_status=None if status is None else status + (128 if ended in ("2", "3") else 0),
         result=values.get("Result", ""),
         control_group=values.get("ControlGroup", ""),
     )

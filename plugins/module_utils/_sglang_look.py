@@ -41,8 +41,8 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Re
 Runner = Callable[[Sequence[str]], str]
 
 _UNIT_PROPERTIES = (
-    "LoadState,ActiveState,SubState,NRestarts,MainPID,InvocationID,ExecMainStatus,Result,"
-    "ControlGroup"
+    "LoadState,ActiveState,SubState,NRestarts,MainPID,InvocationID,ExecMainCode,ExecMainStatus,"
+    "Result,ControlGroup"
 )
 _LINES = 5000  # of the journal: a start writes some hundred, a week of serving many more
 _ANSWER = 10.0  # seconds that an answer without a generation may take

@@ -218,7 +218,8 @@ SubState=auto-restart
 NRestarts=2
 MainPID=0
 InvocationID=0123abcd
-ExecMainStatus=137
+ExecMainCode=2
+ExecMainStatus=9
 Result=exit-code
 ControlGroup=/system.slice/sglang.service
 """
