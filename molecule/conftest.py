@@ -39,7 +39,8 @@ def run_module(host: Host) -> Callable[..., dict[str, Any]]:
 
     def run(name: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
         command = ["ansible", "-i", "inventory/lab", host.backend.get_hostname()]
-        command += ["-m", f"gpuhost.inference.{name}", "-a", json.dumps(options)]
+        command += ["-m", f"gpuhost.inference.{name}"]
+        command += ["-a", json.dumps(options)] if options else []
         command += ["--check"] if check else []
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         answer = re.search(r"\| (SUCCESS|CHANGED|FAILED!) => (\{.*\})", done.stdout, re.DOTALL)
