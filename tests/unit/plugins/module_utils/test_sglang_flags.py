@@ -23,6 +23,9 @@ CALLS = {
         BACKENDS = ["triton", "fa3"]
         BACKENDS += elsewhere.more()
         DTYPES = ["auto", *["bf16", "fp8"]]
+        KINDS = ["a"]
+        if elsewhere.flag():
+            KINDS = ["a", "b"]
 
         def add_choices(more):
             DTYPES.extend(more)
@@ -47,6 +50,7 @@ CALLS = {
                 parser.add_argument("--dtype", choices=DTYPES, default=ServerArgs.dtype)
                 parser.add_argument("--backend", choices=BACKENDS)
                 parser.add_argument("--doubtful", choices=doubtful)
+                parser.add_argument("--kind", choices=KINDS)
                 parser.add_argument("--parser", choices=["auto"] + names)
                 parser.add_argument("--targets", nargs="*", choices=TARGETS + [ALL])
                 parser.add_argument("--enable-metrics", action="store_true")
@@ -123,8 +127,8 @@ def flags(folder: Path, sources: dict[str, str]) -> dict[str, Flag]:
 def test_calls(tmp_path: Path) -> None:
     found = flags(tmp_path, CALLS)
     assert sorted(found) == [
-        "--backend", "--doubtful", "--dtype", "--enable-metrics", "--gone", "--model-path", "--odd",
-        "--old", "--parser", "--targets", "--tensor-parallel-size",
+        "--backend", "--doubtful", "--dtype", "--enable-metrics", "--gone", "--kind", "--model-path",
+        "--odd", "--old", "--parser", "--targets", "--tensor-parallel-size",
     ]  # fmt: skip
     size = found["--tensor-parallel-size"]
     assert (size.aliases, size.type, size.default) == (("--tp-size",), "int", 1)
@@ -140,7 +144,13 @@ def test_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [("--backend", "choices"), ("--doubtful", "choices"), ("--odd", "nargs")]
+    ("name", "part"),
+    [
+        ("--backend", "choices"),
+        ("--doubtful", "choices"),
+        ("--kind", "choices"),
+        ("--odd", "nargs"),
+    ],
 )
 def test_what_code_computes_is_not_guessed(tmp_path: Path, name: str, part: str) -> None:
     flag = flags(tmp_path, CALLS)[name]
