@@ -127,8 +127,8 @@ def flags(folder: Path, sources: dict[str, str]) -> dict[str, Flag]:
 def test_calls(tmp_path: Path) -> None:
     found = flags(tmp_path, CALLS)
     assert sorted(found) == [
-        "--backend", "--doubtful", "--dtype", "--enable-metrics", "--gone", "--kind", "--model-path",
-        "--odd", "--old", "--parser", "--targets", "--tensor-parallel-size",
+        "--backend", "--doubtful", "--dtype", "--enable-metrics", "--gone", "--kind",
+        "--model-path", "--odd", "--old", "--parser", "--targets", "--tensor-parallel-size",
     ]  # fmt: skip
     size = found["--tensor-parallel-size"]
     assert (size.aliases, size.type, size.default) == (("--tp-size",), "int", 1)
