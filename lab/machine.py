@@ -92,7 +92,7 @@ def qemu_arguments(machine: str, accel: str, directory: Path, loader: Loader, po
         *("qemu-system-x86_64", "-name", f"lab-{machine}", "-nodefaults", "-no-user-config"),
         *("-machine", MACHINE_TYPE),
         *accel_arguments(accel),
-        *("-m", "3072", "-smp", "2", "-display", "none", "-vga", "none", "-no-reboot"),
+        *("-m", "3072", "-smp", "2,sockets=2", "-display", "none", "-vga", "none", "-no-reboot"),
         *("-qmp", "stdio", "-chardev", f"file,id=console,path={directory}/console.log,append=on"),
         *("-serial", "chardev:console", "-rtc", "base=utc"),
         *("-kernel", loader.kernel, "-initrd", loader.initrd, "-append", loader.cmdline),
@@ -396,7 +396,7 @@ def boots_under_kvm(loader: Loader, seconds: float = 20) -> bool:
         [
             *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"),
             *("-machine", "q35,kernel-irqchip=split", "-accel", "kvm", "-cpu", "host"),
-            *("-m", "512", "-smp", "2", "-no-reboot", "-serial", "stdio", "-kernel", loader.kernel),
+            *("-m", "512", "-smp", "2,sockets=2", "-no-reboot", "-serial", "stdio", "-kernel", loader.kernel),
             *("-append", "console=ttyS0 panic=-1 root=/dev/none"),
         ],
         stdin=subprocess.DEVNULL,

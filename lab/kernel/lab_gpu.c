@@ -10,6 +10,7 @@
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/cpu.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 
@@ -77,24 +78,25 @@ static void replace_ops(struct pci_bus *bus)
 		pci_bus_set_ops(root_of(bus), &gpu_ops);
 }
 
-static int __init lab_gpu_init(void)
+/*
+ * Under software emulation QEMU before 8.1 may misdirect a processor's access to its interrupt
+ * controller while another processor changes the memory map; its timer then stays silent for good.
+ * Finding devices anew changes the map some hundred times, so only one processor runs meanwhile.
+ */
+static void run_other_cpus(bool run)
 {
-	struct pci_dev *pdev = NULL;
+	unsigned int cpu;
+
+	for_each_present_cpu(cpu)
+		if (cpu && (run ? add_cpu(cpu) : remove_cpu(cpu)))
+			pr_warn("CPU %u does not go %sline\n", cpu, run ? "on" : "off");
+}
+
+static void find_anew(void)
+{
+	struct pci_dev *pdev;
 	struct pci_bus *bus;
 	int count = 0, number;
-
-	while ((pdev = pci_get_device(EDU_VENDOR, EDU_DEVICE, pdev))) {
-		if (!real_ops) {
-			real_ops = pdev->bus->ops;
-			gpu_ops = *real_ops;
-			gpu_ops.read = gpu_read;
-		}
-		replace_ops(pdev->bus);
-	}
-	if (!real_ops) {
-		pr_err("no edu device: this is not the lab's machine\n");
-		return -ENODEV;
-	}
 
 	while ((pdev = pci_get_device(EDU_VENDOR, EDU_DEVICE, NULL))) {
 		pci_stop_and_remove_bus_device_locked(pdev);
@@ -110,8 +112,29 @@ static int __init lab_gpu_init(void)
 			pci_rescan_bus(bus);
 	}
 	pci_unlock_rescan_remove();
-
 	pr_info("%d edu devices stand in for GPUs\n", count);
+}
+
+static int __init lab_gpu_init(void)
+{
+	struct pci_dev *pdev = NULL;
+
+	while ((pdev = pci_get_device(EDU_VENDOR, EDU_DEVICE, pdev))) {
+		if (!real_ops) {
+			real_ops = pdev->bus->ops;
+			gpu_ops = *real_ops;
+			gpu_ops.read = gpu_read;
+		}
+		replace_ops(pdev->bus);
+	}
+	if (!real_ops) {
+		pr_err("no edu device: this is not the lab's machine\n");
+		return -ENODEV;
+	}
+
+	run_other_cpus(false);
+	find_anew();
+	run_other_cpus(true);
 	return 0;
 }
 module_init(lab_gpu_init);
