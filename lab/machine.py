@@ -396,7 +396,7 @@ def boots_under_kvm(loader: Loader, seconds: float = 20) -> bool:
         [
             *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"),
             *("-machine", "q35,kernel-irqchip=split", "-accel", "kvm", "-cpu", "host"),
-            *("-m", "512", "-smp", "2,sockets=2", "-no-reboot", "-serial", "stdio", "-kernel", loader.kernel),
+            *("-m", "512", "-smp", "2", "-no-reboot", "-serial", "stdio", "-kernel", loader.kernel),
             *("-append", "console=ttyS0 panic=-1 root=/dev/none"),
         ],
         stdin=subprocess.DEVNULL,
