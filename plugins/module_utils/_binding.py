@@ -59,6 +59,7 @@ class Situation:
     lost: frozenset[str]  # addresses whose configuration space reads all ones
     loaded: frozenset[str]  # drivers present, as modules or built in
     sleepy: Mapping[str, tuple[str, ...]]  # address to power/control files that read `auto`
+    restore: frozenset[str]  # those among them that get `auto` back afterwards
 
 
 def read_situation(host: Reader, addresses: Sequence[str]) -> Situation:
@@ -68,12 +69,15 @@ def read_situation(host: Reader, addresses: Sequence[str]) -> Situation:
         GpuHostError: an address is wrong, or something could not be read.
     """
     gpus = tuple(read_gpus(host, addresses))
-    sleepy = {}
-    for address in (address for gpu in gpus for address in _present(gpu)):
+    sleepy, restore = {}, set()
+    for address, present in (item for gpu in gpus for item in _present(gpu).items()):
         device = read_device(host, address)
         port = device.port if device else None
         files = [f"{DEVICES}/{one}/power/control" for one in (port, address) if one]
         sleepy[address] = tuple(file for file in files if host.text(file) == "auto")
+        # vfio-pci sets `auto` on its own devices, and `on` when it lets go (vfio_pci_core.c)
+        own = files[-1] if present.driver == "vfio-pci" else None
+        restore |= {file for file in sleepy[address] if file != own}
     return Situation(
         gpus=gpus,
         lost=frozenset(
@@ -83,6 +87,7 @@ def read_situation(host: Reader, addresses: Sequence[str]) -> Situation:
         ),
         loaded=frozenset(host.names(DRIVERS)),
         sleepy=sleepy,
+        restore=frozenset(restore),
     )
 
 
@@ -191,7 +196,7 @@ def _moves(
         if now[address].driver
     ]
     writes += [Write(_PROBE, address) for address in moving if wanted[address].driver]
-    return writes + [Write(file, "auto") for file in awake]
+    return writes + [Write(file, "auto") for file in awake if file in situation.restore]
 
 
 def bind_gpus(
@@ -281,7 +286,7 @@ def _undo(machine: Machine, situation: Situation, before: Mapping[str, Binding])
     ]
     steps += [  # where the plan stopped between waking a device and moving it
         Write(file, "auto")
-        for file in sorted({file for files in situation.sleepy.values() for file in files})
+        for file in sorted(situation.restore)
         if machine.host.text(file) == "on" and Write(file, "auto") not in steps
     ]
     for at, step in enumerate(steps):

@@ -136,10 +136,21 @@ def test_all_functions_of_a_card_go_to_vfio_companions_first(card: FakeKernel) -
     bind(card, "01:00.0", "vfio-pci")
     unbound = [value for path, value in card.writes if path.endswith("/unbind")]
     assert unbound == ["0000:01:00.2", "0000:01:00.1", "0000:01:00.0"]
-    assert (f"{DEVICES}/0000:00:01.1/power/control", "on") in card.writes  # the port above
     for function in range(4):
         assert card.driver(f"0000:01:00.{function}") == "vfio-pci"
     assert card.driver("0000:00:01.1") == "pcieport"
+
+
+def test_a_card_is_awake_while_it_moves_and_power_management_comes_back(card: FakeKernel) -> None:
+    controls = [f"{DEVICES}/0000:{one}/power/control" for one in ("00:01.1", "01:00.0")]
+    bind(card, "01:00.0", "vfio-pci")
+    for control in controls:
+        values = [value for path, value in card.writes if path == control]
+        assert values == ["on", "auto"]
+    card.writes.clear()
+    bind(card, "01:00.0", "nvidia")  # vfio-pci's `auto` was its own, and goes with it
+    port, own = ([value for path, value in card.writes if path == one] for one in controls)
+    assert (port, own) == (["on", "auto"], ["on"])
 
 
 def test_companions_get_their_own_drivers_back(card: FakeKernel) -> None:
