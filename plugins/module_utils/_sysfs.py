@@ -28,6 +28,7 @@ class Reader:
 
     def __init__(self, root: str = "/") -> None:
         self.root = Path(root)
+        self._live = self.root == Path("/")
 
     def _at(self, path: str) -> Path:
         return self.root / path.lstrip("/")
@@ -35,7 +36,7 @@ class Reader:
     def _followed(self, path: str) -> Path:
         """Follow absolute links by hand in a captured tree; the live kernel follows its own."""
         at = self._at(path)
-        if self.root == Path("/"):
+        if self._live:
             return at
         for _hop in range(8):
             if not at.is_symlink():
@@ -129,7 +130,7 @@ class Reader:
             raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
         if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             return os.major(status.st_rdev), os.minor(status.st_rdev)
-        if self.root != Path("/") and stat.S_ISREG(status.st_mode) and status.st_size < 32:
+        if not self._live and stat.S_ISREG(status.st_mode) and status.st_size < 32:
             match = _CAPTURED_NODE.fullmatch(at.read_text(encoding="ascii", errors="replace"))
             if match:
                 return int(match[1]), int(match[2])
