@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.build/venv/bin:$(PATH)
 export ANSIBLE_HOST_KEY_CHECKING := false
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' Makefile | expand -t 26
 
 tools: ## install what the other targets need (.build/, and Debian packages when root)
 	@.ci/packages
