@@ -165,6 +165,17 @@ def _identity_with_sme(facts: Facts) -> Iterator[Hit]:
             yield Hit(gpu.address, f"{evidence}; memory encryption (SME) is active")
 
 
+def _identity_with_fsp(facts: Facts) -> Iterator[Hit]:
+    for gpu, evidence in _identity_groups(facts):
+        if gpu.driver == "nvidia" and gpu.has_fsp != "no":
+            yield Hit(gpu.address, f"{evidence}; its FSP: {gpu.has_fsp}")
+
+
+def _no_gpu(facts: Facts) -> Iterator[Hit]:
+    if not facts.gpus and not facts.unread:
+        yield Hit("host", "no NVIDIA display device on the PCI bus")
+
+
 def _sme_with_nvidia(facts: Facts) -> Iterator[Hit]:
     identity = {gpu.address for gpu, _evidence in _identity_groups(facts)}
     for gpu in facts.gpus if facts.sme else ():
@@ -405,6 +416,25 @@ RULES = (
         "each address itself. GPUs do not, so they read ciphertext.",
         "Set the type to DMA-FQ, or boot without mem_encrypt=on.",
         f"{_OPEN}/340",
+    ),
+    Rule(
+        "identity-with-fsp",
+        "warning",
+        _identity_with_fsp,
+        "On some platforms the security processor (FSP) of a GPU in an identity group fails to "
+        "start it, until the power is cut. On others it works.",
+        "Look at the FSP verdict after each start. If it fails: set the type to auto, remove what "
+        "sets it at boot, and cut the power.",
+        "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/fsp/kern_fsp.c",
+    ),
+    Rule(
+        "no-gpu",
+        "warning",
+        _no_gpu,
+        "There is nothing to judge: this is another host than meant, the cards have no power, or "
+        "the captured tree is not one.",
+        "Check the host, and the cards by lspci -d 10de:.",
+        "kernel: Documentation/ABI/testing/sysfs-bus-pci",
     ),
     Rule(
         "sme-with-nvidia",

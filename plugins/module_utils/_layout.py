@@ -86,7 +86,8 @@ def resolve_layout(
     if left and unassigned != "keep":
         problems.append(
             f"no layout entry names {', '.join(left)}: add an entry for each GPU, "
-            "or allow the rest to stay as it is with layout_unassigned: keep"
+            "or let the rest stay as it is (option layout_unassigned: keep, in an inventory "
+            "gpu_layout_unassigned: keep)"
         )
     return Layout(entries, left, tuple(problems))
 
