@@ -57,4 +57,6 @@ def test_report_shows_the_host_and_its_server(root: Path) -> None:
     assert "qwen3.5-122b" in page
     report = json.loads((root / ".build/reports/pve1.json").read_text(encoding="utf-8"))
     assert report["layout"]["problems"] == []
-    assert [server["state"]["word"] for server in report["servers"]] == ["ready"]
+    assert "GPU 0000:81:00.0 has driver vfio-pci and IOMMU group type DMA" in report["changes"]
+    assert "lxc guest 100 runs" in report["changes"]
+    assert [server["state"] for server in report["servers"]] == ["ready"]
