@@ -333,7 +333,7 @@ def _check_speculation(
     missing = [name for name in _TRIPLE if name not in values]
     if triple and missing:
         yield Problem(
-            next(iter(triple)),
+            min(triple),
             "missing_partner",
             "error",
             f"{', '.join(triple)} needs {' and '.join(missing)} too: give all three or none",
