@@ -42,7 +42,7 @@ def test_audit_reports_and_fails_only_when_asked(
     asked = run_playbook("audit", "-e", "audit_fail_on=error")
     assert asked.returncode == 2
     for address in BROKEN:
-        assert address in asked.stdout
+        assert f"error fsp-failed on {address}" in asked.stdout + asked.stderr
 
 
 def test_audit_changes_nothing(
