@@ -251,6 +251,8 @@ def _two_owners(facts: Facts) -> Iterator[Hit]:
 
 def _container_node_missing(facts: Facts) -> Iterator[Hit]:
     minors = {gpu.device_minor for gpu in facts.gpus if gpu.driver == "nvidia"}
+    if None in minors or not facts.gpus:
+        return  # which nodes there are is not known
     for guest in facts.guests or ():
         for key, value in guest.config if guest.kind == "lxc" else ():
             node = re.match(r"(?:path=)?/dev/nvidia(\d+)(?:,|$)", value)

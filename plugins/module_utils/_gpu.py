@@ -130,17 +130,16 @@ def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]
         for card in cards
     }
     minors = {card: _minor(host, card) for card in cards}
-    numbers = {
-        number: card
-        for card in cards
+    numbers: dict[_owners.Number, list[str]] = {}
+    for card in cards:
+        functions = (devices[card], *companions[card])
         for number in _owners.card_numbers(
             host,
-            card,
             minors[card],
-            devices[card].group,
-            [device.address for device in companions[card]],
-        )
-    }
+            {one.group for one in functions if one.group is not None},
+            [one.address for one in functions],
+        ):
+            numbers.setdefault(number, []).append(card)
     users, unknown = _owners.read_users(host, numbers)
     try:
         owners = _owners.read_owners(host, _owners.read_guests(host), numbers, cards)
@@ -249,7 +248,11 @@ def _describe(
 ) -> Gpu:
     at = f"{DEVICES}/{device.address}"
     name, architecture, has_fsp = identify(device.id)
-    unknown = []
+    unknown, vfs = [], None
+    try:
+        vfs = host.text(f"{at}/sriov_numvfs")
+    except UnreadableError as error:
+        unknown.append(str(error))
     if device.driver == "nvidia" and minor is None:
         unknown.append("/proc/driver/nvidia does not say which device node belongs to this GPU")
     for function in (device, *companions):
@@ -298,7 +301,7 @@ def _describe(
         reset_methods=tuple((_optional(host, f"{at}/reset_method") or "").split()),
         sriov=Sriov(
             total_vfs=_count(_optional(host, f"{at}/sriov_totalvfs")),
-            num_vfs=_count(_optional(host, f"{at}/sriov_numvfs")),
+            num_vfs=_count(vfs),
             physfn=(host.link(f"{at}/physfn") or "").rpartition("/")[2] or None,
         ),
         users=(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
@@ -30,6 +30,8 @@ MAPPINGS = "/etc/pve/mapping/pci.cfg"
 RUN = "/run/qemu-server"
 RESERVATIONS = f"{RUN}/pci-id-reservations"
 
+# Command lines are shown to whoever runs a playbook, and may hold keys
+_SECRET = re.compile(r"(--?[\w-]*(?:key|token|password|secret)[\w-]*[= ])\S+", re.IGNORECASE)
 _NVIDIA_NODE = re.compile(r"/dev/nvidia(\d+)")
 
 
@@ -69,7 +71,7 @@ class Owner:
 
 
 def card_numbers(
-    host: Reader, address: str, minor: int | None, group: int | None, companions: Iterable[str]
+    host: Reader, minor: int | None, groups: Iterable[int], functions: Iterable[str]
 ) -> set[Number]:
     """Return the (major, minor) of every device node through which this one card is used.
 
@@ -79,8 +81,8 @@ def card_numbers(
     numbers = set()
     if minor is not None:
         numbers.add((_nvidia_major(host), minor))
-    files = [] if group is None else [f"/sys/class/vfio/{group}/dev"]
-    for function in (address, *companions):
+    files = [f"/sys/class/vfio/{group}/dev" for group in groups]
+    for function in functions:
         for kind in ("drm", "vfio-dev"):
             folder = f"{DEVICES}/{function}/{kind}"
             files += [f"{folder}/{name}/dev" for name in host.names(folder)]
@@ -100,7 +102,7 @@ def _nvidia_major(host: Reader) -> int:
 
 
 def read_users(
-    host: Reader, numbers: Mapping[Number, str]
+    host: Reader, numbers: Mapping[Number, Sequence[str]]
 ) -> tuple[dict[str, list[User]], list[str]]:
     """Look through the open files of every process once, for all cards.
 
@@ -118,7 +120,8 @@ def read_users(
         for number, path in _open_nodes(host, pid, unknown).items():
             if number in numbers:
                 user = _user(host, pid, host.link(path) or "{}:{}".format(*number))
-                users.setdefault(numbers[number], []).append(user)
+                for card in numbers[number]:
+                    users.setdefault(card, []).append(user)
     if len(unknown) > 3:  # without privileges that is nearly every process
         unknown[3:] = [f"and the open files of {len(unknown) - 3} more processes"]
     return users, unknown
@@ -147,6 +150,7 @@ def _open_nodes(host: Reader, pid: int, unknown: list[str]) -> dict[Number, str]
 def _user(host: Reader, pid: int, node: str) -> User:
     command = " ".join(_arguments(host, pid)) or f"[{host.text(f'/proc/{pid}/comm') or '?'}]"
     cgroups = (host.text(f"/proc/{pid}/cgroup") or "").splitlines()
+    command = _SECRET.sub(r"\1(redacted)", command)
     return User(pid, command, cgroups[-1].split(":", 2)[2] if cgroups else None, node)
 
 
@@ -222,7 +226,10 @@ def _with_process(host: Reader, guest: Guest) -> Guest:
 
 
 def read_owners(
-    host: Reader, guests: Iterable[Guest], numbers: Mapping[Number, str], cards: Iterable[str]
+    host: Reader,
+    guests: Iterable[Guest],
+    numbers: Mapping[Number, Sequence[str]],
+    cards: Iterable[str],
 ) -> dict[str, list[Owner]]:
     """Return the owners of each card; `numbers` is that of `read_users`.
 
@@ -239,15 +246,17 @@ def read_owners(
                 owner = Owner(guest.kind, guest.vmid, source, guest.running, detail)
                 owners.setdefault(card, []).append(owner)
         for key, value in guest.config if guest.kind == "lxc" else ():
-            for card in sorted({numbers[n] for n in _nodes(host, key, value) if n in numbers}):
+            for card in sorted(
+                {card for n in _nodes(host, key, value) for card in numbers.get(n, ())}
+            ):
                 owner = Owner("lxc", guest.vmid, "config", guest.running, f"{key}: {value}")
                 owners.setdefault(card, []).append(owner)
     running = {guest.vmid: guest.running for guest in guests}
     for address, vmid, until in _reservations(host):
-        if address in cards:
+        for card in _matching(cards, address):
             held = running.get(vmid, False) if until is None else until > time.time()
             owner = Owner("qemu", vmid, "reservation", held, RESERVATIONS)
-            owners.setdefault(address, []).append(owner)
+            owners.setdefault(card, []).append(owner)
     return owners
 
 
@@ -258,8 +267,8 @@ def _matching(cards: set[str], claim: str) -> list[str]:
         address = normalize_address(full)
     except GpuHostError:
         return []
-    if "." in claim:
-        return [address] if address in cards else []
+    if "." in claim and address in cards:
+        return [address]
     return sorted(card for card in cards if card.startswith(address[:-1]))
 
 
@@ -300,11 +309,16 @@ def _read_mappings(host: Reader) -> dict[str, list[str]]:
 def _nodes(host: Reader, key: str, value: str) -> Iterator[Number]:
     """Yield the device numbers a line of a container's configuration gives to it."""
     if re.fullmatch(r"dev\d+", key):
-        first = value.split(",", maxsplit=1)[0]
-        path = first.partition("=")[2] or first
+        parts = [part.partition("=") for part in value.split(",")]
+        path = next(
+            (end if sign else start for start, sign, end in parts if start == "path" or not sign),
+            "",
+        )
     elif key == "lxc.mount.entry":
-        path = value.split(maxsplit=1)[0]
+        path = (value.split(maxsplit=1) or [""])[0]  # an empty entry clears those before it
     else:
+        return
+    if not path.startswith("/"):
         return
     card = _NVIDIA_NODE.fullmatch(path)
     if card:  # also when the node was not made yet

@@ -44,6 +44,13 @@ class Reply:
         return value if isinstance(value, dict) else {}
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Leaves a redirect unfollowed: the key is for the asked server alone."""
+
+    def redirect_request(self, *_arguments: Any) -> None:
+        """Follow nothing; the redirect's own status is the answer."""
+
+
 class Client:
     """Asks one server; proxies of the environment are not used."""
 
@@ -55,7 +62,9 @@ class Client:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+            urllib.request.ProxyHandler({}),
+            urllib.request.HTTPSHandler(context=context),
+            _NoRedirect,
         )
 
     def ask(self, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> Reply:

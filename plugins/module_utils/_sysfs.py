@@ -110,8 +110,15 @@ class Reader:
             raise UnreadableError(f"{path} could not be listed: {error.strerror}") from error
 
     def exists(self, path: str) -> bool:
-        """Tell whether something is at this path (a dangling link counts as nothing)."""
-        return self._followed(path).exists()
+        """Tell whether something is at this path (a dangling link counts as nothing).
+
+        Raises:
+            UnreadableError: it must not be looked at.
+        """
+        try:
+            return self._followed(path).exists()
+        except OSError as error:
+            raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
 
     def device_number(self, path: str) -> tuple[int, int] | None:
         """Return (major, minor) of a device node, `None` for anything else or nothing.

@@ -80,6 +80,23 @@ def test_drm_and_iommufd_nodes_count(root: Path) -> None:
     assert {user.node for user in gpu(root, "41:00.0").users} == {"/dev/dri", "/dev/cdev"}
 
 
+def test_whoever_holds_a_shared_group_uses_all_its_gpus(root: Path) -> None:
+    devices = root / "sys/bus/pci/devices"
+    group = devices / "0000:81:00.0/iommu_group"
+    group.unlink()
+    group.symlink_to((devices / "0000:82:00.0/iommu_group").readlink())
+    (root / "dev/vfio/61").write_text("c 240:61")
+    process(root, 555, "qemu", fd9="/dev/vfio/61")
+    for address in ("81:00.0", "82:00.0"):
+        assert [user.pid for user in gpu(root, address).users] == [555]
+
+
+def test_keys_on_a_command_line_are_not_shown(root: Path) -> None:
+    process(root, 556, "python3 --api-key s3cret --hf-token=s3cret --tp 4", fd3="/dev/nvidia0")
+    command = gpu(root, "41:00.0").users[0].command
+    assert command == "python3 --api-key (redacted) --hf-token=(redacted) --tp 4"
+
+
 def test_the_driver_may_have_another_major(root: Path) -> None:
     (root / "proc/devices").write_text("Character devices:\n 505 nvidia-uvm\n 240 nvidia\n")
     (root / "srv").mkdir()
@@ -141,7 +158,7 @@ def test_owners_come_from_configuration_process_and_reservation(root: Path) -> N
         ("hostpci3: 41:00", ["0000:41:00.0"]),
         ("hostpci0: host=42:00.0;43:00.0,pcie=1", ["0000:42:00.0", "0000:43:00.0"]),
         ("hostpci0: pcie=1,host=0000:44:00", ["0000:44:00.0"]),
-        ("hostpci0: host=0000:41:00.1", []),
+        ("hostpci0: host=0000:41:00.1", ["0000:41:00.0"]),  # a function beside the GPU is its card
         ("hostpci0: mapping=spare", ["0000:83:00.0", "0000:84:00.0"]),
         ("hostpci0: mapping=unheard", []),
         ("#hostpci0: 0000:41:00.0", []),
@@ -164,7 +181,9 @@ def test_every_form_of_hostpci(root: Path, line: str, claimed: list[str]) -> Non
     [
         ("dev0: /dev/nvidia1", ["0000:42:00.0"]),
         ("dev12: path=/dev/nvidia1,mode=0666", ["0000:42:00.0"]),
+        ("dev3: mode=0666,path=/dev/nvidia1", ["0000:42:00.0"]),
         ("dev0: /dev/nvidia10", []),
+        ("lxc.mount.entry:", []),
         ("dev0: /dev/nvidiactl", []),
         (
             "lxc.mount.entry: /dev/nvidia2 dev/nvidia2 none bind,optional,create=file",
