@@ -80,6 +80,7 @@ def resolve_layout(
     problems += _twice(drafts)
     entries = tuple(draft.entry for draft in drafts if draft.entry)
     problems += _guest_problems(entries, guests)
+    problems += _extra_gpus(entries, gpus)
     problems += _snp_problems(entries)
     claimed = {address for draft in drafts for address in draft.claimed}
     left = tuple(gpu.address for gpu in gpus if gpu.address not in claimed)
@@ -300,6 +301,22 @@ def _guest_problems(
             have = f"{vmid} is of kind {other} here" if other else "this host has no such guest"
             problems.append(f"{what}, but {have}: create it first or correct kind and vmid")
     return problems
+
+
+def _extra_gpus(entries: Sequence[Entry], gpus: Sequence[Gpu]) -> list[str]:
+    """A VM takes every GPU of its configuration when it starts, whoever has it then."""
+    given: dict[int, set[str]] = {}
+    for entry in entries:
+        if entry.guest and entry.guest.kind == "qemu":
+            given.setdefault(entry.guest.vmid, set()).update(entry.addresses)
+    return [
+        f"{gpu.address} stands in the configuration of qemu {owner.vmid} ({owner.detail}), but its "
+        "layout entry does not name it, and the VM would take it at its start: correct one of them"
+        for gpu in gpus
+        for owner in gpu.owners
+        if owner.kind == "qemu" and owner.source == "config"
+        if owner.vmid in given and gpu.address not in given[owner.vmid]
+    ]
 
 
 def _snp_problems(entries: Sequence[Entry]) -> list[str]:

@@ -218,3 +218,11 @@ def test_every_yaml_value_gets_an_answer(layout: object, keep: bool) -> None:
         assert ": " in problem
     if not isinstance(layout, list):
         assert layout is None or answer.problems
+
+
+def test_a_vm_may_not_take_more_than_its_entry(gpus: list[Gpu]) -> None:
+    short = confidential(addresses=["81:00.0"], guest={"kind": "qemu", "vmid": 200})
+    del short["numa_node"]
+    said = problems(gpus, inference(), short, unassigned="keep")
+    assert len(said) == 1
+    assert "0000:82:00.0 stands in the configuration of qemu 200" in said[0]
