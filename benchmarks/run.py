@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 INVENTORY = ["-i", str(ROOT / "inventory" / "lab")]
-ROUNDS = 5
+ROUNDS = 3
 COMMANDS = {
     "ping": ["ansible", *INVENTORY, "proxmox_hosts", "-m", "ansible.builtin.ping"],
     "audit.yml": ["ansible-playbook", *INVENTORY, str(ROOT / "playbooks" / "audit.yml")],
