@@ -1,6 +1,6 @@
 """Compare an audit of the lab host with its floor (ping) and with stock modules, in one run.
 
-Usage: make lab-up bench. Writes benchmarks/results.md; nothing is asserted, people read it.
+Usage: make lab-up bench, or run.py ROUNDS. Writes benchmarks/results.md; nothing is asserted, people read it.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 INVENTORY = ["-i", str(ROOT / "inventory" / "lab")]
-ROUNDS = 3
+ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 COMMANDS = {
     "ping": ["ansible", *INVENTORY, "proxmox_hosts", "-m", "ansible.builtin.ping"],
     "audit.yml": ["ansible-playbook", *INVENTORY, str(ROOT / "playbooks" / "audit.yml")],
@@ -56,7 +57,7 @@ def main() -> None:
             "# Benchmarks",
             "",
             f"Lab host with eight GPUs under software emulation on {os.cpu_count()} cores,",
-            f"{ROUNDS} interleaved rounds. Read the ratios: a real host is many times faster.",
+            f"{ROUNDS} interleaved round(s). Read the ratios: a real host is many times faster.",
             "",
             "| what | median s | range s | times ping |",
             "|---|---|---|---|",
