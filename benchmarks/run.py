@@ -1,6 +1,6 @@
 """Compare an audit of the lab host with its floor (ping) and with stock modules, in one run.
 
-Usage: make lab-up bench, or run.py ROUNDS. Writes benchmarks/results.md; nothing is asserted, people read it.
+Usage: make lab-up bench, or run.py ROUNDS. Writes results.md; nothing is asserted.
 """
 
 from __future__ import annotations
