@@ -106,7 +106,7 @@ def read_users(
 ) -> tuple[dict[str, list[User]], list[str]]:
     """Look through the open files of every process once, for all cards.
 
-    `numbers` leads from the device number of a node to the address of its card. Numbers are
+    `numbers` leads from the device number of a node to the addresses of its cards. Numbers are
     compared, never paths: a container may have its own node under any name. Processes that end
     meanwhile are no users.
 
@@ -261,7 +261,7 @@ def read_owners(
 
 
 def _matching(cards: set[str], claim: str) -> list[str]:
-    """Return the cards a hostpci address means; without a function it means all of them."""
+    """Return the cards a hostpci address means; any function of a card, or none, means its GPU."""
     full = claim if "." in claim else f"{claim}.0"
     try:
         address = normalize_address(full)
