@@ -7,7 +7,8 @@
 """How a host was booted and how it will boot next: command line, boot loader, modules, options.
 
 Sources: `/proc/cmdline` and the kernel's Documentation/admin-guide/kernel-parameters; modprobe.d(5)
-and libkmod for module options; `zz-proxmox-boot` of proxmox-kernel-helper for what Proxmox boots.
+and libkmod for module options; `zz-proxmox-boot` of proxmox-kernel-helper for what Proxmox boots;
+GRUB's manual and `10_linux`, and systemd's Boot Loader Interface, for which entry is the next one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ _MODPROBE_FOLDERS = (
     "/usr/lib/modprobe.d",
     "/lib/modprobe.d",
 )
+_EFI_VARIABLE = "/sys/firmware/efi/efivars/{}-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 # written once by the boot loader itself: systemd-boot always, GRUB from 2.12 on
-_LOADER_INFO = "/sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+_LOADER_INFO = _EFI_VARIABLE.format("LoaderInfo")
+# The first that names a kernel counts. The tool puts it in force at its next `refresh`.
+_PINS = ("/etc/kernel/next-boot-pin", "/etc/kernel/proxmox-boot-pin")
 # modules this collection has an opinion about; `/sys/module` also lists built-in ones
 WATCHED_MODULES = (
     "iommufd",
@@ -100,6 +104,23 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """An installed kernel, the running one, or one that the boot loader is told to start.
+
+    `nvidia` and `vfio` tell whether this kernel has the drivers `nvidia` and `vfio-pci`, as modules
+    or built in, `None` without its list of modules. `next` is `None` when it cannot be told which
+    kernel the boot loader will start.
+    """
+
+    release: str
+    image: bool  # /boot/vmlinuz-RELEASE exists
+    initrd: bool  # /boot/initrd.img-RELEASE exists
+    nvidia: bool | None
+    vfio: bool | None
+    next: bool | None
+
+
+@dataclass(frozen=True)
 class Boot:
     """Everything about a host that was decided at boot; `unread` holds what could not be read."""
 
@@ -110,6 +131,8 @@ class Boot:
     boot_loader: BootLoader
     pending: Pending
     modules: tuple[str, ...]
+    kernels: tuple[Kernel, ...]  # newest first
+    builtin: tuple[str, ...]  # watched modules that are part of the running kernel's image
     modprobe: tuple[ModprobeLine, ...]
     etc_modules: tuple[tuple[str, str], ...]
     rivals: tuple[str, ...]
@@ -227,6 +250,8 @@ def read_boot(host: Reader) -> Boot:
         boot_loader=boot_loader,
         pending=compare(boot_loader.wanted, cmdline),
         modules=tuple(name for name in WATCHED_MODULES if host.exists(f"/sys/module/{name}")),
+        kernels=_kernels(reading, kernel, boot_loader),
+        builtin=_builtin(reading, kernel),
         modprobe=_modprobe(reading),
         etc_modules=_etc_modules(reading),
         rivals=_rivals(reading, kernel),
@@ -292,10 +317,103 @@ def _wanted(host: _Reading, name: str) -> tuple[str | None, tuple[str, ...] | No
         if not text:
             return "/etc/kernel/cmdline", None
         return "/etc/kernel/cmdline", split_command_line(text.splitlines()[0])
+    texts = _grub_texts(host)
+    return "/etc/default/grub", parse_grub_defaults(texts) if texts else None
+
+
+def _grub_texts(host: _Reading) -> list[str]:
+    """Return `/etc/default/grub` and its drop-ins, in the order of grub-mkconfig."""
     names = [name for name in host.names("/etc/default/grub.d") if name.endswith(".cfg")]
     files = ["/etc/default/grub", *(f"/etc/default/grub.d/{name}" for name in names)]
-    texts = [text for text in map(host.text, files) if text is not None]
-    return "/etc/default/grub", parse_grub_defaults(texts) if texts else None
+    return [text for text in map(host.text, files) if text is not None]
+
+
+def _kernels(host: _Reading, running: str | None, loader: BootLoader) -> tuple[Kernel, ...]:
+    files = set(host.names("/boot"))
+    installed = [name[8:] for name in files if name.startswith("vmlinuz-")]
+    following = _next_kernel(host, loader, sorted(installed, key=_version, reverse=True), files)
+    releases = {*installed, *filter(None, (running, following))}
+    return tuple(
+        Kernel(
+            release,
+            f"vmlinuz-{release}" in files,
+            f"initrd.img-{release}" in files,
+            *_drivers(host, release),
+            None if following is None else release == following,
+        )
+        for release in sorted(releases, key=_version, reverse=True)
+    )
+
+
+def _version(release: str) -> list[tuple[int, str]]:
+    """Order releases as `sort -V` does, whose order GRUB and proxmox-boot-tool follow."""
+    return [
+        (int(part), "") if part.isdigit() else (-1, part)
+        for part in re.findall(r"[0-9]+|[^0-9]+", release)
+    ]
+
+
+def _next_kernel(
+    host: _Reading, loader: BootLoader, newest: Sequence[str], files: set[str]
+) -> str | None:
+    """Return the release the boot loader will start, `None` when that cannot be told."""
+    entry = _chosen_entry(host, loader.name)
+    if entry:
+        match = re.fullmatch(r"proxmox-(.+)\.conf", entry)
+        return match[1] if match else None
+    if loader.tool and loader.name != "unknown":
+        pinned = [text.splitlines()[0].strip() for text in map(host.text, _PINS) if text]
+        # it copies only kernels with an initial RAM disk, and the loader starts the newest of them
+        return (*pinned, *(name for name in newest if f"initrd.img-{name}" in files), None)[0]
+    return _grub_default(_grub_texts(host), newest) if loader.name == "grub" else None
+
+
+def _chosen_entry(host: _Reading, loader: str) -> str | None:
+    """Return the entry chosen by `bootctl`, in the loader's menu, or by `grub-reboot`.
+
+    It goes before the configuration.
+    """
+    if loader == "grub":
+        block = re.search(r"^next_entry=(\S.*)", host.text("/boot/grub/grubenv") or "", re.MULTILINE)
+        return block[1] if block else None
+    for variable in ("LoaderEntryOneShot", "LoaderEntryDefault") if loader != "unknown" else ():
+        entry = (host.text(_EFI_VARIABLE.format(variable)) or "")[4:].replace("\0", "").strip()
+        if entry:
+            return entry
+    return None
+
+
+def _grub_default(texts: Iterable[str], newest: Sequence[str]) -> str | None:
+    """Return the release that GRUB_DEFAULT stands for: entry 0, or a kernel pinned by Proxmox."""
+    default = "0"
+    for text in texts:
+        for line in text.splitlines():
+            match = re.match(r"""\s*GRUB_DEFAULT=["']?([^"'#]*)""", line)
+            default = match[1].strip() if match else default
+    if default == "0":
+        return newest[0] if newest else None
+    pinned = re.fullmatch(r"gnulinux-advanced-.+>gnulinux-(.+)-advanced-.+", default)
+    return pinned[1] if pinned else None
+
+
+def _drivers(host: _Reading, release: str) -> tuple[bool | None, bool | None]:
+    """Tell whether a kernel has nvidia and vfio-pci, by depmod's list and that of built-ins."""
+    listed = host.text(f"/lib/modules/{release}/modules.dep")
+    builtin = host.text(f"/lib/modules/{release}/modules.builtin") or ""
+    names = _module_names(f"{listed or ''}\n{builtin}")
+    absent = None if listed is None else False
+    return "nvidia" in names or absent, "vfio_pci" in names or absent
+
+
+def _builtin(host: _Reading, release: str | None) -> tuple[str, ...]:
+    names = _module_names(host.text(f"/lib/modules/{release}/modules.builtin") or "")
+    return tuple(name for name in WATCHED_MODULES if name in names)
+
+
+def _module_names(text: str) -> frozenset[str]:
+    """Return the modules of modules.dep or modules.builtin: a file a line, maybe with a colon."""
+    files = re.findall(r"^(?:[^\s:]*/)?([^\s:/]+)\.ko(?:\.\w+)?(?=:|$)", text, re.MULTILINE)
+    return frozenset(name.replace("-", "_") for name in files)
 
 
 def _modprobe(host: _Reading) -> tuple[ModprobeLine, ...]:

@@ -226,3 +226,96 @@ def test_what_could_not_be_read_is_named(tmp_path: Path) -> None:
     boot = read(tmp_path, "/proc/cmdline/\n/etc/modprobe.d/a.conf/\n")
     assert boot.cmdline == ()
     assert [line.split()[0] for line in boot.unread] == ["/proc/cmdline", "/etc/modprobe.d/a.conf"]
+
+
+TOOL = "/etc/kernel/proxmox-boot-uuids = 1234-ABCD\n"
+THREE = """\
+/proc/sys/kernel/osrelease = 6.14.11-4-pve
+/boot/vmlinuz-6.14.11-4-pve =
+/boot/initrd.img-6.14.11-4-pve =
+/boot/vmlinuz-6.14.11-10-pve =
+/boot/initrd.img-6.14.11-10-pve =
+/boot/vmlinuz-6.17.2-1-pve =
+"""
+
+
+def efi(variable: str, text: str) -> str:
+    wide = "".join(f"{char}\\x00" for char in text)
+    return f"{_boot._EFI_VARIABLE.format(variable)} = \\x07\\x00\\x00\\x00{wide}\n"
+
+
+def next_kernel(boot: _boot.Boot) -> str | None:
+    known = [kernel.next for kernel in boot.kernels]
+    assert None not in known or set(known) == {None}
+    chosen = [kernel.release for kernel in boot.kernels if kernel.next]
+    assert len(chosen) <= 1
+    return chosen[0] if chosen else None
+
+
+@pytest.mark.parametrize(
+    ("tree", "release"),
+    [
+        (GRUB, "6.17.2-1-pve"),  # newest by version, not by letters; GRUB needs no initrd
+        (SYSTEMD_BOOT + TOOL, "6.14.11-10-pve"),  # the tool copies none without an initrd
+        (GRUB + TOOL, "6.14.11-10-pve"),
+        (SYSTEMD_BOOT, None),  # loader entries somebody else keeps
+        ("/proc/cmdline = quiet\n" + TOOL, None),
+        (SYSTEMD_BOOT + TOOL + "/etc/kernel/proxmox-boot-pin = 6.14.11-4-pve\n", "6.14.11-4-pve"),
+        (
+            GRUB + TOOL + "/etc/kernel/proxmox-boot-pin = 6.14.11-4-pve\n"
+            "/etc/kernel/next-boot-pin = 6.17.2-1-pve\\n\n",
+            "6.17.2-1-pve",
+        ),
+        (SYSTEMD_BOOT + TOOL + "/etc/kernel/proxmox-boot-pin = 6.8.4-2-pve\n", "6.8.4-2-pve"),
+        (
+            SYSTEMD_BOOT + TOOL + efi("LoaderEntryOneShot", "proxmox-6.14.11-4-pve.conf"),
+            "6.14.11-4-pve",
+        ),
+        (SYSTEMD_BOOT + TOOL + efi("LoaderEntryDefault", "auto-windows"), None),
+        (GRUB + "/etc/default/grub = GRUB_DEFAULT=0\n", "6.17.2-1-pve"),
+        (GRUB + '/etc/default/grub = GRUB_DEFAULT="saved"\n', None),
+        (GRUB + "/etc/default/grub = GRUB_DEFAULT=2\n", None),
+        (
+            GRUB + "/etc/default/grub = GRUB_DEFAULT=0\n/etc/default/grub.d/proxmox-kernel-pin.cfg"
+            ' = GRUB_DEFAULT="gnulinux-advanced-5a>gnulinux-6.14.11-4-pve-advanced-5a"\n',
+            "6.14.11-4-pve",
+        ),
+        (GRUB + "/boot/grub/grubenv = # GRUB Environment Block\\nnext_entry=2\\n###\n", None),
+        (GRUB + "/boot/grub/grubenv = next_entry=\\nsaved_entry=1\\n\n", "6.17.2-1-pve"),
+    ],
+)
+def test_the_kernel_of_the_next_boot(tmp_path: Path, tree: str, release: str | None) -> None:
+    assert next_kernel(read(tmp_path, THREE + tree)) == release
+
+
+def test_kernels_are_listed_newest_first_with_what_they_have(tmp_path: Path) -> None:
+    modules = "/lib/modules/6.14.11-4-pve"
+    boot = read(
+        tmp_path,
+        THREE
+        + GRUB
+        + f"""\
+{modules}/modules.dep = kernel/x/nvidia-drm.ko.zst: updates/dkms/nvidia.ko\\nupdates/dkms/nvidia.ko:
+{modules}/modules.builtin = kernel/drivers/vfio/pci/vfio-pci.ko\\nkernel/drivers/iommu/iommufd.ko
+/lib/modules/6.17.2-1-pve/modules.dep = kernel/gpu/nvidia-drm.ko.xz: kernel/gpu/nvidia.ko.xz
+/lib/modules/5.15.0-gone/modules.dep = left over
+""",
+    )
+    assert [(k.release, k.image, k.initrd, k.nvidia, k.vfio) for k in boot.kernels] == [
+        ("6.17.2-1-pve", True, False, False, False),
+        ("6.14.11-10-pve", True, True, None, None),
+        ("6.14.11-4-pve", True, True, True, True),
+    ]
+    assert boot.builtin == ("iommufd", "vfio_pci")
+
+
+def test_a_running_or_pinned_kernel_that_is_not_installed_is_listed(tmp_path: Path) -> None:
+    boot = read(
+        tmp_path,
+        "/proc/sys/kernel/osrelease = 6.8.4-2-pve\n"
+        "/etc/kernel/proxmox-boot-pin = 6.5.1-1-pve\n" + SYSTEMD_BOOT + TOOL,
+    )
+    assert [(k.release, k.image, k.next) for k in boot.kernels] == [
+        ("6.8.4-2-pve", False, False),
+        ("6.5.1-1-pve", False, True),
+    ]
