@@ -109,6 +109,9 @@ class Gpu:
     users: tuple[_owners.User, ...]
     users_unknown: tuple[str, ...]  # while not empty, the GPU may be in use
     owners: tuple[_owners.Owner, ...]
+    config_readable: bool | None  # False: it reads all ones, the card is off the bus
+    mig: bool | None  # None: not on nvidia, or unreadable
+    display: tuple[str, ...]  # signs that it drives the host's display, a sentence each
 
 
 def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]:
@@ -307,7 +310,36 @@ def _describe(
         users=(),
         users_unknown=tuple(unknown),
         owners=(),
+        config_readable=_config_readable(host, device.address),
+        mig=_mig(host, device.driver, minor),
+        display=(),
     )
+
+
+def _config_readable(host: Reader, address: str) -> bool | None:
+    """Tell whether the card answers on the bus: one that fell off it reads as all ones.
+
+    In D3cold it is not asked, for that would wake it (pci_config_pm_runtime_get in the kernel).
+    """
+    at = f"{DEVICES}/{address}"
+    if _optional(host, f"{at}/power_state") in ("D3cold", "error"):
+        return None
+    try:
+        head = host.head(f"{at}/config", 4)
+    except UnreadableError:
+        return None
+    return head != b"\xff" * 4 if head else None
+
+
+def _mig(host: Reader, driver: str | None, minor: int | None) -> bool | None:
+    """Tell whether the card is divided into MIG instances (drivers since 450 list them)."""
+    if driver != "nvidia" or minor is None:
+        return None
+    try:
+        names = host.names(f"/proc/driver/nvidia/capabilities/gpu{minor}/mig")
+    except UnreadableError:
+        return None
+    return any(re.fullmatch(r"gi\d+", name) for name in names)
 
 
 def _override(overrides: dict[str, str | None], address: str) -> str | None:

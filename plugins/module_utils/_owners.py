@@ -37,12 +37,14 @@ _NVIDIA_NODE = re.compile(r"/dev/nvidia(\d+)")
 
 @dataclass(frozen=True)
 class User:
-    """A process that has a device node of a GPU open."""
+    """A process that has a device node of a GPU open, or mapped into its memory."""
 
     pid: int
     command: str
     cgroup: str | None
     node: str
+    unit: str | None  # of systemd, from the cgroup: nvidia-persistenced.service
+    how: str  # open, mapped
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,14 @@ def _user(host: Reader, pid: int, node: str) -> User:
     command = " ".join(_arguments(host, pid)) or f"[{host.text(f'/proc/{pid}/comm') or '?'}]"
     cgroups = (host.text(f"/proc/{pid}/cgroup") or "").splitlines()
     command = _SECRET.sub(r"\1(redacted)", command)
-    return User(pid, command, cgroups[-1].split(":", 2)[2] if cgroups else None, node)
+    cgroup = cgroups[-1].split(":", 2)[2] if cgroups else None
+    return User(pid, command, cgroup, node, _unit(cgroup), "open")
+
+
+def _unit(cgroup: str | None) -> str | None:
+    """Return the innermost systemd unit of a cgroup path; slices only group units."""
+    units = re.findall(r"/([^/]+\.(?:service|scope))(?=/|$)", cgroup or "")
+    return units[-1] if units else None
 
 
 def _arguments(host: Reader, pid: int) -> tuple[str, ...]:

@@ -190,8 +190,10 @@ gpus:
       sample:
         - cgroup: /lxc/100/ns/system.slice/sglang.service
           command: python3 -m sglang.launch_server
+          how: open
           node: /dev/nvidia0
           pid: 4242
+          unit: sglang.service
     users_unknown:
       description: What could not be looked at. While this is not empty the GPU counts as in use.
       returned: success
@@ -210,6 +212,30 @@ gpus:
       elements: dict
       sample:
         - {detail: "dev0: /dev/nvidia0", kind: lxc, running: true, source: config, vmid: 100}
+    config_readable:
+      description:
+        - Whether the card answers on the bus. V(false) means that its configuration space reads all
+          ones, so that only a power cycle helps.
+        - V(null) when it could not be read, or was not because reading would wake the card up
+          (power state D3cold).
+      returned: success
+      type: bool
+      sample: true
+    mig:
+      description:
+        - Whether the card is divided into MIG instances. MIG mode without instances reads V(false).
+        - V(null) while it is not bound to C(nvidia), or when it could not be read.
+      returned: success
+      type: bool
+      sample: false
+    display:
+      description:
+        - Signs that the card drives the display of the host, a sentence each; an empty list for
+          none.
+      returned: success
+      type: list
+      elements: str
+      sample: []
 """
 
 from ansible.module_utils.basic import AnsibleModule

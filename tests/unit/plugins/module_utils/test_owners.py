@@ -46,6 +46,8 @@ def test_a_user_is_told_by_pid_command_and_cgroup(root: Path) -> None:
             "python3 -m sglang.launch_server",
             "/lxc/100/ns/system.slice/sglang.service",
             "/dev/nvidia0",
+            unit="sglang.service",
+            how="open",
         ),
     )
     assert gpu(root, "42:00.0").users == ()
