@@ -374,7 +374,9 @@ def _chosen_entry(host: _Reading, loader: str) -> str | None:
     It goes before the configuration.
     """
     if loader == "grub":
-        block = re.search(r"^next_entry=(\S.*)", host.text("/boot/grub/grubenv") or "", re.MULTILINE)
+        block = re.search(
+            r"^next_entry=(\S.*)", host.text("/boot/grub/grubenv") or "", re.MULTILINE
+        )
         return block[1] if block else None
     for variable in ("LoaderEntryOneShot", "LoaderEntryDefault") if loader != "unknown" else ():
         entry = (host.text(_EFI_VARIABLE.format(variable)) or "")[4:].replace("\0", "").strip()
