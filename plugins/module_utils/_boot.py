@@ -34,6 +34,7 @@ _EFI_VARIABLE = "/sys/firmware/efi/efivars/{}-4a67b082-0a4c-41cf-b6c7-440b29bb8c
 _LOADER_INFO = _EFI_VARIABLE.format("LoaderInfo")
 # The first that names a kernel counts. The tool puts it in force at its next `refresh`.
 _PINS = ("/etc/kernel/next-boot-pin", "/etc/kernel/proxmox-boot-pin")
+_GRUB_ENDS = ";|&<>"
 # modules this collection has an opinion about; `/sys/module` also lists built-in ones
 WATCHED_MODULES = (
     "iommufd",
@@ -121,6 +122,19 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class NextBoot:
+    """Whether a reboot would end in a kernel that can do what the layout asks for.
+
+    `kernel` is the release that will start, `None` when that cannot be told; `problems` are
+    sentences, none when all that can be checked beforehand is right.
+    """
+
+    ready: bool
+    problems: tuple[str, ...]
+    kernel: str | None
+
+
+@dataclass(frozen=True)
 class Boot:
     """Everything about a host that was decided at boot; `unread` holds what could not be read."""
 
@@ -145,6 +159,33 @@ class Boot:
 def split_command_line(text: str) -> tuple[str, ...]:
     """Split a kernel command line into parameters; double quotes protect spaces (lib/cmdline.c)."""
     return tuple(re.findall(r'(?:[^\s"]|"[^"]*"?)+', text))
+
+
+def split_grub_words(text: str) -> tuple[str, ...]:
+    """Split what GRUB's configuration says after `linux FILE` into parameters.
+
+    GRUB takes quotes and backslashes away, and puts quotes around a parameter with spaces. A `;`,
+    `|`, `&`, `<` or `>` without quotes ends the command (GRUB manual, "Quoting"): what comes after
+    it never reaches the kernel.
+
+    Raises:
+        ValueError: a quote is never closed.
+    """
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_GRUB_ENDS)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    words = []
+    for word in lexer:
+        if word[:1] in _GRUB_ENDS:
+            break
+        words.append(f'"{word}"' if re.search(r"\s", word) else word)
+    return tuple(words)
+
+
+def plain(token: str) -> str:
+    """Return a parameter so that equal ones are equal text: no quotes, and `_` in its name."""
+    name, equals, value = token.replace('"', "").partition("=")
+    return f"{name.replace('-', '_')}{equals}{value}"
 
 
 def parameter(tokens: Sequence[str], name: str) -> str | None:
@@ -204,15 +245,21 @@ def parse_grub_defaults(texts: Iterable[str]) -> tuple[str, ...] | None:
                 return None
             values[match[1]] = words[0] if words else ""
     both = " ".join((values["GRUB_CMDLINE_LINUX"], values["GRUB_CMDLINE_LINUX_DEFAULT"]))
-    return split_command_line(both)
+    try:
+        return split_grub_words(both)
+    except ValueError:
+        return None
 
 
 def compare(wanted: Sequence[str] | None, running: Sequence[str]) -> Pending:
     """Compare the parameters of the boot loader's file with those of the running kernel."""
     if wanted is None:
         return Pending(None, (), ())
-    missing = tuple(token for token in wanted if token not in running)
-    extra = tuple(token for token in running if token not in wanted and _JUDGED.match(token))
+    here, there = set(map(plain, running)), set(map(plain, wanted))
+    missing = tuple(token for token in wanted if plain(token) not in here)
+    extra = tuple(
+        token for token in running if plain(token) not in there and _JUDGED.match(plain(token))
+    )
     return Pending(bool(missing or extra), missing, extra)
 
 
@@ -232,6 +279,66 @@ def blocked(boot: Boot, driver: str) -> str | None:
         if key in ("modprobe.blacklist", "module_blacklist") and driver in names:
             return f"/proc/cmdline: {token}"
     return None
+
+
+def next_boot(boot: Boot, drivers: Iterable[str]) -> NextBoot:
+    """Judge the next boot by the drivers of a layout (`nvidia`, `vfio-pci`); unknown is a problem.
+
+    A parameter that waits for the reboot is none: it is what one reboots for.
+    """
+    loader = boot.boot_loader
+    problems = []
+    if loader.wanted is None:
+        file = f"{loader.file} cannot be understood" if loader.file else loader.evidence
+        problems.append(f"the parameters of the next boot are not known: {file}")
+    chosen = [kernel for kernel in boot.kernels if kernel.next]
+    if not chosen:
+        problems.append(
+            f"which kernel {loader.name} starts next cannot be told: pin one with "
+            "'proxmox-boot-tool kernel pin RELEASE'"
+        )
+        return NextBoot(False, tuple(problems), None)
+    kernel = chosen[0]
+    for exists, file in ((kernel.image, "vmlinuz"), (kernel.initrd, "initrd.img")):
+        if not exists:
+            problems.append(f"/boot/{file}-{kernel.release} of the next kernel does not exist")
+    wanted = set(drivers)
+    for driver, there in (("nvidia", kernel.nvidia), ("vfio-pci", kernel.vfio)):
+        if driver in wanted and there is None:
+            problems.append(
+                f"whether the next kernel has {driver} cannot be told: no "
+                f"/lib/modules/{kernel.release}/modules.dep; run 'depmod {kernel.release}'"
+            )
+        elif driver in wanted and not there:
+            problems.append(
+                f"the next kernel, {kernel.release}, has no module {driver}: install it for that "
+                "kernel ('dkms autoinstall -k RELEASE' with DKMS) or pin another kernel"
+            )
+    return NextBoot(not problems, tuple(problems), kernel.release)
+
+
+def effective(host: Reader, module: str, option: str) -> str | None:
+    """Return the value a loaded module uses for an option, `None` when it does not tell.
+
+    Options of nvidia, `NVreg_…`, are not in sysfs: kernel-open/nvidia/nv-procfs.c shows them in
+    `/proc/driver/nvidia/params` without that prefix.
+
+    Raises:
+        UnreadableError: the value is there but could not be read.
+    """
+    name = module.replace("-", "_")
+    if name == "nvidia" and option.startswith("NVreg_"):
+        for line in (host.text("/proc/driver/nvidia/params") or "").splitlines():
+            key, _colon, value = line.partition(":")
+            if key.strip() == option[6:]:
+                return value.strip().strip('"')
+        return None
+    return host.text(f"/sys/module/{name}/parameters/{option}")
+
+
+def same_value(wanted: str, found: str) -> bool:
+    """Tell whether two values of a module option mean the same: Y is 1, 0x10 is 16."""
+    return _value(wanted) == _value(found)
 
 
 def read_boot(host: Reader) -> Boot:
@@ -260,6 +367,13 @@ def read_boot(host: Reader) -> Boot:
         sme_capable=None if flags is None else "sme" in flags,
         unread=tuple(reading.unread),
     )
+
+
+def _value(text: str) -> str:
+    word = text.strip().strip('"')
+    if word in ("Y", "y", "N", "n"):
+        return "1" if word in "Yy" else "0"
+    return str(int(word, 0)) if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|0|[1-9][0-9]*)", word) else word
 
 
 class _Reading:

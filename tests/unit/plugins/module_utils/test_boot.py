@@ -73,6 +73,11 @@ softdep
         (['GRUB_CMDLINE_LINUX="$(cat /etc/cmdline)"'], None),
         (['GRUB_CMDLINE_LINUX="`hostname`"'], None),
         (['GRUB_CMDLINE_LINUX="never closed'], None),
+        (['GRUB_CMDLINE_LINUX="it\'s"'], None),
+        # GRUB takes quotes away and adds its own; an open ; ends its command
+        (["GRUB_CMDLINE_LINUX=\"a 'pci=x@0;y@1' b\""], ("a", "pci=x@0;y@1", "b")),
+        (['GRUB_CMDLINE_LINUX="a pci=x@0;y@1 b"'], ("a", "pci=x@0")),
+        (['GRUB_CMDLINE_LINUX="dyndbg=\\"file a.c +p\\" b"'], ('"dyndbg=file a.c +p"', "b")),
         (["# nothing set"], ()),
     ],
 )
@@ -113,6 +118,8 @@ def test_boot_loader_names_itself_in_an_efi_variable(tmp_path: Path) -> None:
         ("quiet", "BOOT_IMAGE=/vmlinuz ro quiet iommu=pt", True),
         ("quiet", "BOOT_IMAGE=/vmlinuz ro quiet vfio-pci.ids=10de:2bb5", True),
         ("quiet", "BOOT_IMAGE=/vmlinuz ro quiet splash", False),
+        ("vfio-pci.ids=10de:2bb5", "ro vfio_pci.ids=10de:2bb5", False),
+        ('x.dyndbg="a"', "ro x.dyndbg=a", False),
     ],
 )
 def test_reboot_is_pending_when_the_file_says_something_else(
@@ -319,3 +326,86 @@ def test_a_running_or_pinned_kernel_that_is_not_installed_is_listed(tmp_path: Pa
         ("6.8.4-2-pve", False, False),
         ("6.5.1-1-pve", False, True),
     ]
+
+
+READY = (
+    THREE
+    + SYSTEMD_BOOT
+    + TOOL
+    + """\
+/etc/kernel/cmdline = root=ZFS=rpool quiet
+/lib/modules/6.14.11-10-pve/modules.dep = updates/dkms/nvidia.ko.zst:\\nkernel/vfio-pci.ko:
+"""
+)
+
+
+def test_next_boot_is_ready(tmp_path: Path) -> None:
+    found = _boot.next_boot(read(tmp_path, READY), ["nvidia", "vfio-pci", "none"])
+    assert found == _boot.NextBoot(True, (), "6.14.11-10-pve")
+
+
+@pytest.mark.parametrize(
+    ("line", "replacement", "drivers", "problem"),
+    [
+        ("/etc/kernel/cmdline = root=ZFS=rpool quiet\n", "", [], "/etc/kernel/cmdline cannot be"),
+        (SYSTEMD_BOOT, "/proc/cmdline = quiet\n", [], "which kernel unknown starts"),
+        ("updates/dkms/nvidia.ko.zst:", "", ["nvidia"], "has no module nvidia"),
+        ("kernel/vfio-pci.ko:", "", ["vfio-pci"], "has no module vfio-pci"),
+        ("modules.dep", "modules.gone", ["nvidia"], "no /lib/modules/6.14.11-10-pve/modules.dep"),
+        ("/boot/vmlinuz-6.17.2", TOOL.replace("uuids = 1234-ABCD\n", "pin = 6.99\n") + "/boot/x",
+         [], "/boot/vmlinuz-6.99 of the next kernel does not exist"),
+        ("6.14.11-10-pve/modules.dep", "/etc/kernel/next-boot-pin = 6.17.2-1-pve\n/x", [],
+         "/boot/initrd.img-6.17.2-1-pve of the next kernel does not exist"),
+    ],
+)  # fmt: skip
+def test_next_boot_is_not_ready(
+    tmp_path: Path, line: str, replacement: str, drivers: list[str], problem: str
+) -> None:
+    tree = READY
+    if replacement.startswith("/etc/kernel/"):
+        tree += replacement.partition("\n")[0] + "\n"
+    else:
+        assert line in tree
+        tree = tree.replace(line, replacement)
+    found = _boot.next_boot(read(tmp_path, tree), drivers)
+    assert not found.ready
+    assert any(problem in said for said in found.problems), found.problems
+
+
+def test_a_missing_driver_matters_only_when_the_layout_has_it(tmp_path: Path) -> None:
+    boot = read(tmp_path, READY.replace("updates/dkms/nvidia.ko.zst:", ""))
+    assert _boot.next_boot(boot, ["vfio-pci", "none"]).ready
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "value"),
+    [
+        ("nvidia", "NVreg_DmaRemapPeerMmio", "1"),
+        ("nvidia", "NVreg_RegistryDwords", "a=1;b=2"),
+        ("nvidia", "NVreg_Unknown", None),
+        ("nvidia-drm", "modeset", "Y"),
+        ("vfio_pci", "ids", None),
+    ],
+)
+def test_value_in_force_of_a_module_option(
+    tmp_path: Path, module: str, option: str, value: str | None
+) -> None:
+    tree = """\
+/proc/driver/nvidia/params = DmaRemapPeerMmio: 1\\nRegistryDwords: "a=1;b=2"\\n
+/sys/module/nvidia_drm/parameters/modeset = Y
+"""
+    host = Reader(str(trees.unpack(tree, tmp_path)))
+    assert _boot.effective(host, module, option) == value
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "same"),
+    [
+        ("1", "Y", True), ("0", "n", True), ("0x10", "16", True), ('"a=1"', "a=1", True),
+        ("1", "N", False), ("010", "8", False), ("a", "b", False), ("-1", "-1", True),
+    ],
+)  # fmt: skip
+def test_values_of_module_options_are_compared_by_meaning(
+    wanted: str, found: str, same: bool
+) -> None:
+    assert _boot.same_value(wanted, found) is same
