@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ansible_collections.gpuhost.inference.plugins.module_utils import _findings
 from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
     Boot,
+    next_boot,
     read_boot,
     sme_active,
 )
@@ -104,7 +105,10 @@ def audit(
         )
     )
     return {
-        "host": _host(boot, bool(groups), default, mode, sme),
+        "host": {
+            **_host(boot, bool(groups), default, mode, sme),
+            "next_boot": asdict(next_boot(boot, [entry.driver for entry in resolved.entries])),
+        },
         "gpus": None if gpus is None else [as_result(gpu) for gpu in gpus],
         "groups": None if groups is None else [as_result(group) for group in groups],
         "guests": None if guests is None else [_guest(guest) for guest in guests],
