@@ -4,295 +4,595 @@
 
 # Note that this module util is private to the collection: it may change at any time.
 
-"""Give GPUs to `nvidia`, to `vfio-pci` or to no driver, whole cards, one transaction.
+"""Change drivers and group types of GPUs, whole cards, as one transaction.
 
-Only `driver_override` is used: it names one device, where `new_id` would take every free sibling
-with the same id (drivers/pci/pci-driver.c). It stays set on every GPU, also on `nvidia`, since
-Proxmox itself writes `new_id` when it starts a virtual machine.
+The order: lock, end what an earlier run left, read, ask all guards, record, have the persistence
+daemon and listed services let go, ask the guards again, write, verify by reading back, undo in
+reverse on failure, bring services back, drop the record. A write that never returns is the one
+failure that is not undone: the driver still holds the device, and more writes would hang too.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._duties import read_duties
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, read_gpus
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import collect
+from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
+    conclude,
+    read_subjects,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, choose, read_gpus
+from ansible_collections.gpuhost.inference.plugins.module_utils._guards import (
+    LIFTABLE,
+    Reason,
+    Situation,
+    Target,
+    judge,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
+    GROUPS,
+    explain_refusal,
+    holds_group,
+    read_group,
+    read_mode,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
     MODPROBE,
     Machine,
     Outcome,
     Write,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._moves import (
+    ANY,
+    PROBE,
+    Plan,
+    Wish,
+    moves,
+    plan_change,
+    present,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DEVICES,
     DRIVERS,
     as_result,
     read_device,
-    read_devices,
+    slot_of,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._quiesce import (
+    Quiet,
+    plan_quiet,
+    quiesce,
+    resume,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import (
+    Had,
+    Record,
+    Store,
+)
 
-CHOICES = ("nvidia", "vfio-pci", "none")
-NO_DRIVER = "none"  # as an override it names no driver, so that nothing binds the device
-
-ANY = "any"  # a driver of the kernel's choice
-
-_PROBE = "/sys/bus/pci/drivers_probe"
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What one function has, or shall have."""
-
-    driver: str | None
-    override: str | None
+# What bars an undo: somebody took a half-moved GPU meanwhile, or it cannot be moved at all
+_BARS_UNDO = ("off-bus", "stuck", "in-use", "in-use-unknown", "guest-running", "guest-unknown")
 
 
 @dataclass(frozen=True)
-class Situation:
-    """Everything a plan depends on, read before anything is written."""
+class Request:
+    """What a run was asked for; see `change`."""
 
-    gpus: tuple[Gpu, ...]
-    lost: frozenset[str]  # addresses whose configuration space reads all ones
-    loaded: frozenset[str]  # drivers present, as modules or built in
-    sleepy: Mapping[str, tuple[str, ...]]  # address to power/control files that read `auto`
-    restore: frozenset[str]  # those among them that get `auto` back afterwards
+    wishes: Sequence[Wish]
+    accept: Collection[str]
+    services: Collection[str]
 
 
-def read_situation(host: Reader, addresses: Sequence[str]) -> Situation:
-    """Read what a plan for these GPUs depends on.
+@dataclass(frozen=True)
+class Failure:
+    """Why a change stopped; `stuck` when a write did not return, `pid` the process it hangs in."""
+
+    text: str
+    stuck: bool = False
+    addresses: tuple[str, ...] = ()
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a change may alter of a host, for comparisons: by function, and by GPU."""
+
+    had: Mapping[str, Had]
+    types: Mapping[str, str | None]
+
+
+def read_situation(host: Reader, store: Store) -> Situation:
+    """Read all that plans and guards depend on, once.
 
     Raises:
-        GpuHostError: an address is wrong, or something could not be read.
+        UnreadableError: something needed for every answer could not be read.
     """
-    gpus = tuple(read_gpus(host, addresses))
+    gpus = {gpu.address: gpu for gpu in read_gpus(host)}
     sleepy, restore = {}, set()
-    for address, present in (item for gpu in gpus for item in _present(gpu).items()):
+    for address, had in (item for gpu in gpus.values() for item in present(gpu).items()):
         device = read_device(host, address)
         port = device.port if device else None
         files = [f"{DEVICES}/{one}/power/control" for one in (port, address) if one]
         sleepy[address] = tuple(file for file in files if host.text(file) == "auto")
         # vfio-pci sets `auto` on its own devices, and `on` when it lets go (vfio_pci_core.c)
-        own = files[-1] if present.driver == "vfio-pci" else None
+        own = files[-1] if had.driver == "vfio-pci" else None
         restore |= {file for file in sleepy[address] if file != own}
+    others = {
+        member.address
+        for gpu in gpus.values()
+        for member in (gpu.iommu_group.members if gpu.iommu_group else ())
+        if not member.is_gpu and slot_of(member.address) != slot_of(gpu.address)
+    }
     return Situation(
         gpus=gpus,
-        lost=frozenset(
-            gpu.address
-            for gpu in gpus
-            if (host.data(f"{DEVICES}/{gpu.address}/config") or b"")[:4] == b"\xff" * 4
-        ),
-        loaded=frozenset(host.names(DRIVERS)),
+        mode=read_mode(host),
+        release=host.text("/proc/sys/kernel/osrelease") or "",
+        drivers=frozenset(host.names(DRIVERS)),
+        modeset=host.text("/sys/module/nvidia_drm/parameters/modeset") in ("Y", "1"),
+        stuck=store.stuck(),
+        duties={address: read_duties(host, address) for address in sorted(others)},
         sleepy=sleepy,
         restore=frozenset(restore),
     )
 
 
-def _present(gpu: Gpu) -> dict[str, Binding]:
-    """Return what each function of a card has now, the GPU first."""
-    present = {gpu.address: Binding(gpu.driver, gpu.driver_override)}
-    for companion in gpu.companions:
-        present[companion.address] = Binding(companion.driver, companion.driver_override)
-    return present
-
-
-def _wanted(gpu: Gpu, driver: str) -> dict[str, Binding]:
-    """Return what each function shall have.
-
-    With `nvidia`, companions that were set aside get the driver the kernel finds for them: they
-    lose their override, and `driver` is what they have now, for nothing is demanded.
-    """
-    wish = Binding(None if driver == NO_DRIVER else driver, driver)
-    wanted = {gpu.address: wish}
-    for companion in gpu.companions:
-        free = Binding(companion.driver, companion.driver_override)
-        if companion.driver_override in ("vfio-pci", NO_DRIVER):
-            free = Binding(ANY, None)
-        wanted[companion.address] = free if driver == "nvidia" else wish
-    return wanted
-
-
-def plan_binding(situation: Situation, driver: str, expect_id: str | None = None) -> list[Write]:
-    """Return the writes that bind cards to a driver, in order; none when they are bound already.
-
-    Raises:
-        GpuHostError: all reasons why some card must not be touched, together.
-    """
-    problems, now, wanted = [], {}, {}
-    for gpu in situation.gpus:
-        if expect_id and gpu.id != expect_id.lower():
-            problems.append(f"{gpu.address} is {gpu.id}, not {expect_id}: another card is there")
-        have, want = _present(gpu), _wanted(gpu, driver)
-        if any(want[address].driver != have[address].driver for address in have):
-            problems += [f"{gpu.address}: {text}" for text in _dangers(situation, gpu, driver)]
-        now.update(have)
-        wanted.update(want)
-    if problems:
-        raise GpuHostError(f"nothing was changed: {'; '.join(problems)}")
-    return _moves(situation, now, wanted)
-
-
-def _dangers(situation: Situation, gpu: Gpu, driver: str) -> list[str]:
-    """Return why the driver of this card must not be changed now."""
-    dangers = []
-    if gpu.address in situation.lost:
-        dangers.append(
-            "its configuration space reads all ones, the card is off the bus: power the host off "
-            "and on"
-        )
-    if gpu.sriov.num_vfs:
-        dangers.append(
-            f"it has {gpu.sriov.num_vfs} virtual functions, which would vanish: write 0 to its "
-            "sriov_numvfs first"
-        )
-    dangers += [
-        f"in use by process {user.pid} ({user.command[:80]}; cgroup {user.cgroup}) through "
-        f"{user.node}: stop it first"
-        for user in gpu.users
-    ]
-    dangers += [f"may be in use: {unknown}" for unknown in gpu.users_unknown]
-    dangers += [
-        f"belongs to {guest}, which runs: shut it down first"
-        for guest in sorted({f"{o.kind} guest {o.vmid}" for o in gpu.owners if o.running})
-    ]
-    dangers += [
-        f"belongs to {o.kind} guest {o.vmid}, and whether that runs is not known ({o.detail})"
-        for o in gpu.owners
-        if o.running is None
-    ]
-    group = gpu.iommu_group
-    ours = {address for target in situation.gpus for address in _present(target)}
-    if group and driver != "nvidia":
-        dangers += [
-            f"its IOMMU group {group.number} also holds {member.address} (class {member.class_}, "
-            f"driver {member.driver or 'none'}), "
-            + ("a GPU: list it too" if member.is_gpu else "which would have to go along: refused")
-            for member in group.members
-            if member.address not in ours and not member.class_.startswith(("0x0600", "0x0604"))
-        ]
-    return dangers
-
-
-def _moves(
-    situation: Situation, now: Mapping[str, Binding], wanted: Mapping[str, Binding]
-) -> list[Write]:
-    """Return the writes from one state to another: overrides, unbind, probe."""
-    writes = [
-        Write(f"{DEVICES}/{address}/driver_override", want.override or "")
-        for address, want in wanted.items()
-        if now[address].override != want.override
-    ]
-    moving = [address for address in wanted if now[address].driver != wanted[address].driver]
-    drivers = {wanted[address].driver for address in moving} - situation.loaded - {None, ANY}
-    writes += [Write(MODPROBE, driver) for driver in sorted(filter(None, drivers))]
-    awake = sorted({file for address in moving for file in situation.sleepy.get(address, ())})
-    writes += [Write(file, "on") for file in awake]
-    writes += [  # companions first: the GPU's own function carries the card
-        Write(f"{DRIVERS}/{now[address].driver}/unbind", address)
-        for address in reversed(moving)
-        if now[address].driver
-    ]
-    writes += [Write(_PROBE, address) for address in moving if wanted[address].driver]
-    return writes + [Write(file, "auto") for file in awake if file in situation.restore]
-
-
-def bind_gpus(
+def change(
     machine: Machine,
-    addresses: Sequence[str],
-    driver: str,
+    wishes: Sequence[Wish],
     *,
-    expect_id: str | None = None,
+    store: Store,
+    accept: Collection[str] = (),
+    services: Collection[str] = (),
     check: bool = False,
 ) -> dict[str, Any]:
-    """Bind GPUs and return the result of the module `gpu`; a failure stands in its `msg`.
+    """Fulfil wishes and return the result of the module `gpu`; a failure stands in its `msg`.
+
+    Args:
+        machine: the host.
+        wishes: each for other GPUs; all are fulfilled, or none.
+        store: of the host's record and lock.
+        accept: guards to lift by name.
+        services: systemd units that may be stopped meanwhile, when they hold a GPU that moves.
+        check: tell what would be done, and do nothing.
 
     Raises:
-        GpuHostError: nothing was changed, and why.
+        GpuHostError: a wish is wrong in itself, or an earlier change is in the way.
     """
-    situation = read_situation(machine.host, addresses)
-    plan = plan_binding(situation, driver, expect_id)
-    before = {address: one for gpu in situation.gpus for address, one in _present(gpu).items()}
-    wanted = {
-        address: one for gpu in situation.gpus for address, one in _wanted(gpu, driver).items()
+    unknown = sorted(set(accept) - set(LIFTABLE))
+    if unknown:
+        raise GpuHostError(
+            f"accept names {', '.join(unknown)}, which cannot be lifted: there are "
+            f"{', '.join(LIFTABLE)}"
+        )
+    if not (machine.timeout > 0 and machine.drain > 0):
+        raise GpuHostError(
+            f"timeout is {machine.timeout:g} and drain_timeout {machine.drain:g}: give seconds "
+            "above 0"
+        )
+    request = Request(_resolved(machine.host, wishes), accept, services)
+    if check:
+        return _preview(machine.host, store, request)
+    with store.lock():
+        recovered = recover(machine, store)
+        return {**_change(machine, store, request), "recovered": recovered}
+
+
+def set_group_type(
+    machine: Machine,
+    address: str,
+    wanted: str,
+    *,
+    store: Store,
+    accept: Collection[str] = (),
+    check: bool = False,
+) -> dict[str, Any]:
+    """Set the type of a GPU's IOMMU group where it is, and return the result of `iommu_group`.
+
+    Raises:
+        GpuHostError: the address is wrong, or an earlier change is in the way.
+    """
+    wish = Wish((address,), type=wanted, in_place=True)
+    result = change(machine, [wish], store=store, accept=accept, check=check)
+    gpu = result["gpus"][0]
+    keys = ("changed", "writes", "guards", "recovered", "warnings", "msg")
+    return {
+        **{key: result[key] for key in keys if key in result},
+        "group": gpu["iommu_group"],
+        "diff": {
+            when: {gpu["address"]: shown[gpu["address"]]["type"]}
+            for when, shown in result["diff"].items()
+        },
     }
-    result: dict[str, Any] = {"changed": bool(plan), "rolled_back": False}
-    gpus, after, writes = situation.gpus, wanted, plan
-    if plan and not check:
-        others = _drivers_of_others(machine.host, before)
-        writes, failure, stuck = _apply(machine, plan, wanted)
-        if not failure:
-            failure = _changed_others(others, _drivers_of_others(machine.host, before))
-        if failure and not stuck:
-            writes += _undo(machine, situation, before)
-        gpus = tuple(read_gpus(machine.host, addresses))
-        after = {address: one for gpu in gpus for address, one in _present(gpu).items()}
-        result["changed"] = after != before
-        if failure:
-            result["rolled_back"] = after == before
-            result["msg"] = _report(failure, stuck, before, after)
-    result["writes"] = [as_result(step) for step in writes]
-    result["gpus"] = [as_result(gpu) for gpu in gpus]
-    result["diff"] = {"before": _shown(before), "after": _shown(after)}
+
+
+def _resolved(host: Reader, wishes: Sequence[Wish]) -> list[Wish]:
+    """Return the wishes with full addresses; all are checked together."""
+    choose(host, [address for wish in wishes for address in wish.addresses])
+    return [replace(wish, addresses=tuple(choose(host, wish.addresses))) for wish in wishes]
+
+
+def _preview(host: Reader, store: Store, request: Request) -> dict[str, Any]:
+    left = store.record()
+    situation = read_situation(host, store)
+    plan = plan_change(situation, request.wishes, request.services)
+    reasons = judge(situation, plan.targets, request.accept)
+    before = _shape(situation.gpus.values())
+    planned = {t.gpu.address: t.type or before.types.get(t.gpu.address) for t in plan.targets}
+    after = before if _refused(reasons) else Shape(plan.after, planned)
+    result = _result(request, plan, reasons, before, after)
+    result["writes"] = [] if _refused(reasons) else [as_result(step) for step in plan.writes]
+    result["gpus"] = _named(situation.gpus, request)
+    result["quiesced"] = as_result(plan_quiet(plan.targets, request.services))
+    result["recovered"] = None
+    if left:
+        result["warnings"].append(
+            f"an earlier change ({left.wish}, begun {left.started}) was cut off; a real run first "
+            "ends it, so its plan may differ from this one"
+        )
     return result
 
 
-def _shown(state: Mapping[str, Binding]) -> dict[str, dict[str, Any]]:
-    return {address: as_result(binding) for address, binding in sorted(state.items())}
+def _named(gpus: Mapping[str, Gpu], request: Request) -> list[dict[str, Any]]:
+    named = sorted(address for wish in request.wishes for address in wish.addresses)
+    return [as_result(gpus[address]) for address in named if address in gpus]
 
 
-def _apply(
-    machine: Machine, plan: Sequence[Write], wanted: Mapping[str, Binding]
-) -> tuple[list[Write], str, bool]:
-    """Carry out a plan; return what was written, what failed, and whether a write is stuck."""
-    done = []
-    for step in plan:
+def _change(machine: Machine, store: Store, request: Request) -> dict[str, Any]:
+    situation = read_situation(machine.host, store)
+    plan = plan_change(situation, request.wishes, request.services)
+    reasons = judge(situation, plan.targets, request.accept)
+    before = _shape(situation.gpus.values())
+    if not plan.writes or _refused(reasons):
+        result = _result(request, plan, reasons, before, before)
+        return {**result, "gpus": _named(situation.gpus, request), "writes": []}
+    quiet = plan_quiet(plan.targets, request.services)
+    record = _record(store, request, plan, quiet)
+    store.begin(record)
+    done: list[Write] = []
+    failure = _let_go(machine, store, request, plan, quiet)
+    if not failure:
+        failure = _carry_out(machine, plan, before, done)
+    if failure and failure.stuck:
+        store.mark_stuck(failure.addresses, failure.pid, failure.text)
+    elif failure:
+        failure = _undo(machine, store, record, done, failure)
+    gpus = {gpu.address: gpu for gpu in read_gpus(machine.host)}
+    after = _shape(gpus.values())
+    warnings = resume(machine, quiet, gpus.values())
+    store.end()
+    result = _result(request, plan, reasons, before, after)
+    result["gpus"] = _named(gpus, request)
+    result["writes"] = [as_result(step) for step in done]
+    result["quiesced"] = as_result(quiet)
+    result["warnings"] += warnings
+    if failure:
+        result["msg"] = _report(failure, plan, before, after)
+        result["rolled_back"] = after == before
+        result["changed"] = after != before
+    return result
+
+
+def _refused(reasons: Iterable[Reason]) -> list[Reason]:
+    return [reason for reason in reasons if not reason.accepted]
+
+
+def _record(store: Store, request: Request, plan: Plan, quiet: Quiet) -> Record:
+    types = {}
+    for target in plan.targets:
+        group = target.gpu.iommu_group
+        if target.type and group and group.type:
+            types[target.gpu.address] = group.type
+    return Record(
+        boot=store.boot(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        wish="; ".join(_wish_in_words(wish) for wish in request.wishes),
+        before=plan.before,
+        types=types,
+        awake=tuple(sorted({write.path for write in plan.writes if write.value == "auto"})),
+        services=quiet.services,
+        persistence=quiet.persistence,
+    )
+
+
+def _wish_in_words(wish: Wish) -> str:
+    words = [f"driver {wish.driver}"] if wish.driver else []
+    words += [f"type {wish.type}"] if wish.type else []
+    return f"{', '.join(wish.addresses)} to {' and '.join(words)}"
+
+
+def _let_go(
+    machine: Machine, store: Store, request: Request, plan: Plan, quiet: Quiet
+) -> Failure | None:
+    """Have those let go who do so when asked, then ask the guards again, for time has passed."""
+    if not quiet.persistence and not quiet.services:
+        return None
+    moving = [target.gpu.address for target in plan.targets if target.moves]
+    problems = quiesce(machine, quiet, moving, request.services)
+    if not problems:
+        situation = read_situation(machine.host, store)
+        again = plan_change(situation, request.wishes, request.services)
+        reasons = judge(situation, again.targets, request.accept)
+        problems = [str(reason) for reason in _refused(reasons)]
+    return Failure("; ".join(problems)) if problems else None
+
+
+def _carry_out(machine: Machine, plan: Plan, before: Shape, done: list[Write]) -> Failure | None:
+    """Write and verify; `done` receives what was written."""
+    started = float((machine.host.text("/proc/uptime") or "0").split()[0])
+    try:
+        failure = _write_all(machine, plan.writes, done) or _settle(machine, plan, done)
+        return failure or _verify(machine, plan, before, started)
+    except GpuHostError as error:
+        return Failure(f"the host could not be read while it was changed: {error}")
+
+
+def _write_all(machine: Machine, writes: Sequence[Write], done: list[Write]) -> Failure | None:
+    for step in writes:
         done.append(step)
         outcome = machine.write(step.path, step.value, machine.timeout)
-        if outcome.state == "stuck":
-            return done, _explain(step, outcome, machine.timeout), True
-        # probing answers with success or EINVAL whatever happens: the driver link decides below
-        if outcome.state == "refused" and step.path != _PROBE:
-            return done, _explain(step, outcome, machine.timeout), False
-    for address, want in wanted.items():
+        group = _group_of(step)
+        if group is not None:
+            now = read_group(machine.host, group)
+            if outcome.state != "ok":
+                text = explain_refusal(now, outcome, step.value)
+                members = tuple(member.address for member in now.members)
+                return Failure(text, outcome.state == "stuck", members, outcome.pid)
+            if now.type != step.value:  # 6.1 falls back to DMA under SNP, and reports success
+                return Failure(
+                    f"IOMMU group {group}: the kernel took {step.value} but kept {now.type}; "
+                    "look at the kernel log"
+                )
+        # probing answers with success or EINVAL whatever happens: the driver link decides
+        elif outcome.state == "stuck" or (outcome.state == "refused" and step.path != PROBE):
+            return _failed(machine, step, outcome)
+    return None
+
+
+def _group_of(step: Write) -> int | None:
+    match = re.fullmatch(rf"{GROUPS}/(\d+)/type", step.path)
+    return int(match[1]) if match else None
+
+
+def _failed(machine: Machine, step: Write, outcome: Outcome) -> Failure:
+    found = re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", f"{step.path} {step.value}")
+    text = _explain(step, outcome, machine.timeout)
+    return Failure(text, outcome.state == "stuck", tuple(found), outcome.pid)
+
+
+def _settle(machine: Machine, plan: Plan, done: list[Write]) -> Failure | None:
+    """Compare the driver links with the plan; where probing bound nothing, bind by name once."""
+    for address, want in plan.after.items():
         if want.driver == ANY or _driver(machine.host, address) == want.driver:
             continue
         if want.driver is None:
-            return done, f"{address} was unbound, and something bound it again", False
+            return Failure(f"{address} was unbound, and something bound it again")
         step = Write(f"{DRIVERS}/{want.driver}/bind", address)  # once more, for the kernel's reason
         done.append(step)
         outcome = machine.write(step.path, step.value, machine.timeout)
         if outcome.state != "ok" or _driver(machine.host, address) != want.driver:
-            stuck = outcome.state == "stuck"
-            return done, _explain(step, outcome, machine.timeout), stuck
-    return done, "", False
+            return _failed(machine, step, outcome)
+    return None
 
 
-def _undo(machine: Machine, situation: Situation, before: Mapping[str, Binding]) -> list[Write]:
-    """Bring back the former drivers, then the former overrides; return what was written."""
-    gpus = read_gpus(machine.host, [gpu.address for gpu in situation.gpus])
-    now = {address: one for gpu in gpus for address, one in _present(gpu).items()}
+def _verify(machine: Machine, plan: Plan, before: Shape, started: float) -> Failure | None:
+    """Read back what must be so now: the rest of the host untouched, and adapters that work."""
+    gpus = read_gpus(machine.host)
+    strays = _strays(plan, before, _shape(gpus))
+    if strays:
+        return Failure(f"other GPUs changed meanwhile: {'; '.join(strays)}")
+    moved = [target.gpu.address for target in plan.targets if target.moves]
+    for gpu in gpus:
+        if gpu.address in moved and gpu.driver == "nvidia" and gpu.device_minor is None:
+            return Failure(
+                f"{gpu.address} is bound to nvidia, which shows nothing of it below "
+                "/proc/driver/nvidia/gpus: look at the kernel log"
+            )
+    log = machine.log(machine.host, started)
+    found = collect(log)
+    health = conclude(found, log.summary(), read_subjects(machine.host, gpus))
+    ill = [f"{f.address}: {f.line}" for f in health.faults if f.current and f.address in moved]
+    return Failure(f"the kernel logged a fault meanwhile: {'; '.join(ill)}") if ill else None
+
+
+def _strays(plan: Plan, before: Shape, after: Shape) -> list[str]:
+    """Say what changed on functions and in groups that the plan does not name."""
+    strays = []
+    for address, had in before.had.items():
+        now = after.had.get(address)
+        if address not in plan.before and now != had:
+            driver = (now.driver if now else None) or "none"
+            strays.append(f"{address} went from driver {had.driver or 'none'} to {driver}")
+    typed = {target.gpu.address for target in plan.targets if target.type}
+    strays += [
+        f"the IOMMU group of {address} went from {kind} to {after.types.get(address)}"
+        for address, kind in before.types.items()
+        if address not in typed and after.types.get(address) != kind
+    ]
+    return strays
+
+
+def _undo(
+    machine: Machine, store: Store, record: Record, done: list[Write], failure: Failure
+) -> Failure:
+    """Put everything back in reverse; return the failure, with what became of the undoing."""
+    try:
+        outcome = _restore(machine, read_situation(machine.host, store), record, done)
+    except GpuHostError as error:
+        return replace(failure, text=f"{failure.text}; undoing it failed: {error}")
+    if outcome and outcome.stuck:
+        store.mark_stuck(outcome.addresses, outcome.pid, outcome.text)
+    return replace(failure, text=f"{failure.text}; {outcome.text}") if outcome else failure
+
+
+def _restore(
+    machine: Machine, situation: Situation, record: Record, done: list[Write]
+) -> Failure | None:
+    """Write back what a record holds, as far as it differs now; go on after a refusal."""
+    gpus = [g for g in situation.gpus.values() if g.address in record.before]
+    now = {at: had for g in gpus for at, had in present(g).items() if at in record.before}
     # the former driver's name forces it; the former override, often none, follows afterwards
     forced = {
-        address: Binding(one.driver, one.driver or one.override) for address, one in before.items()
+        at: Had(record.before[at].driver, record.before[at].driver or record.before[at].override)
+        for at in now
     }
-    steps = _moves(situation, now, forced)
-    steps += [
-        Write(f"{DEVICES}/{address}/driver_override", one.override or "")
-        for address, one in before.items()
-        if one.override != forced[address].override
+    types = {
+        gpu.iommu_group.number: record.types[gpu.address]
+        for gpu in gpus
+        if gpu.address in record.types and gpu.iommu_group
+        if gpu.iommu_group.type != record.types[gpu.address]
+    }
+    typed = {
+        at for g in gpus if g.iommu_group and g.iommu_group.number in types for at in present(g)
+    }
+    moving = [
+        at
+        for at in now
+        if now[at].driver != forced[at].driver
+        or (at in typed and holds_group(now[at].driver, situation.release))
     ]
-    steps += [  # where the plan stopped between waking a device and moving it
+    steps = moves(situation, now, forced, moving, types)
+    steps += [
+        Write(f"{DEVICES}/{at}/driver_override", record.before[at].override or "")
+        for at in now
+        if record.before[at].override != forced[at].override
+    ]
+    steps += [  # where the change stopped between waking a device and moving it
         Write(file, "auto")
-        for file in sorted(situation.restore)
+        for file in record.awake
         if machine.host.text(file) == "on" and Write(file, "auto") not in steps
     ]
-    for at, step in enumerate(steps):
-        if machine.write(step.path, step.value, machine.timeout).state == "stuck":
-            return steps[: at + 1]
-    return steps
+    for step in steps:
+        done.append(step)
+        outcome = machine.write(step.path, step.value, machine.timeout)
+        if outcome.state == "stuck":
+            return _failed(machine, step, outcome)
+    return None
+
+
+def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
+    """End a change that was cut off; the caller holds the lock.
+
+    Returns:
+        What was found and what became of it, `None` when nothing was left behind.
+
+    Raises:
+        GpuHostError: it cannot be undone now, and why. The record stays for the next run.
+    """
+    record = store.record()
+    if record is None:
+        return None
+    told = {"started": record.started, "wish": record.wish, "writes": []}
+    if record.boot != store.boot():
+        store.end()
+        return {
+            **told,
+            "outcome": "ended by a reboot: drivers, overrides and types began anew at that boot",
+        }
+    situation = read_situation(machine.host, store)
+    reasons = [
+        str(reason)
+        for reason in judge(situation, _targets_of(situation, record))
+        if reason.id in _BARS_UNDO
+    ]
+    name = f"an earlier change ({record.wish}, begun {record.started}) was cut off"
+    if reasons:
+        raise GpuHostError(
+            f"{name} and cannot be undone now: {'; '.join(reasons)}. To leave all as it is "
+            "instead, remove /var/lib/gpuhost/transaction.json"
+        )
+    done: list[Write] = []
+    failure = _restore(machine, situation, record, done)
+    if failure:
+        store.mark_stuck(failure.addresses, failure.pid, failure.text)
+        raise GpuHostError(f"{name}, and undoing it hangs: {failure.text}")
+    gpus = read_gpus(machine.host)
+    now = _shape(gpus)
+    wrong = [
+        f"{at} {now.had[at].driver or 'none'}"
+        for at, had in record.before.items()
+        if at in now.had and now.had[at] != had
+    ]
+    wrong += [
+        f"type of {at} {now.types.get(at)}"
+        for at, kind in record.types.items()
+        if now.types.get(at) != kind
+    ]
+    warnings = resume(machine, Quiet(record.persistence, record.services), gpus)
+    if wrong:
+        raise GpuHostError(
+            f"{name}, and undoing it did not bring everything back: {', '.join(wrong)}. Look at "
+            "the kernel log; to leave all as it is, remove /var/lib/gpuhost/transaction.json"
+        )
+    store.end()
+    return {
+        **told,
+        "writes": [as_result(step) for step in done],
+        "outcome": "; ".join(["undone: all is as it was before", *warnings]),
+    }
+
+
+def _targets_of(situation: Situation, record: Record) -> list[Target]:
+    """Return what undoing a record would do to each GPU that does not have its former driver."""
+    return [
+        Target(
+            gpu=gpu,
+            driver=record.before[address].driver,
+            moves=any(had != record.before.get(at) for at, had in present(gpu).items())
+            or record.types.get(address) not in (None, gpu.iommu_group and gpu.iommu_group.type),
+            type=None,
+            by_name=False,
+            expect_id=None,
+            going=(),
+            together=record.before,
+            services=(),
+        )
+        for address, gpu in situation.gpus.items()
+        if address in record.before
+    ]
+
+
+def _shape(gpus: Iterable[Gpu]) -> Shape:
+    cards = list(gpus)
+    return Shape(
+        had={at: had for gpu in cards for at, had in present(gpu).items()},
+        types={g.address: g.iommu_group.type for g in cards if g.iommu_group},
+    )
+
+
+def _result(
+    request: Request, plan: Plan, reasons: Sequence[Reason], before: Shape, after: Shape
+) -> dict[str, Any]:
+    """Return what every result of the module has."""
+    refused = _refused(reasons)
+    typed = {at for wish in request.wishes if wish.type for at in wish.addresses}
+    result: dict[str, Any] = {
+        "changed": bool(plan.writes) and not refused,
+        "rolled_back": False,
+        "guards": [as_result(reason) for reason in reasons],
+        "quiesced": as_result(Quiet((), ())),
+        "diff": {"before": _shown(plan, before, typed), "after": _shown(plan, after, typed)},
+        "warnings": [f"accepted {reason.id}: {reason}" for reason in reasons if reason.accepted],
+    }
+    if refused:
+        result["msg"] = "nothing was changed: " + "; ".join(map(str, refused))
+    return result
+
+
+def _shown(plan: Plan, shape: Shape, typed: Collection[str]) -> dict[str, dict[str, Any]]:
+    shown = {}
+    for address in sorted(plan.before):
+        shown[address] = as_result(shape.had[address])
+        if address in typed:
+            shown[address]["type"] = shape.types.get(address)
+    return shown
 
 
 def _driver(host: Reader, address: str) -> str | None:
@@ -300,28 +600,15 @@ def _driver(host: Reader, address: str) -> str | None:
     return device.driver if device else None
 
 
-def _drivers_of_others(host: Reader, ours: Mapping[str, Binding]) -> dict[str, str | None]:
-    devices = read_devices(host)
-    return {one.address: one.driver for one in devices if one.is_gpu and one.address not in ours}
-
-
-def _changed_others(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> str:
-    changes = [
-        f"{address} went from driver {driver or 'none'} to {after.get(address) or 'none'}"
-        for address, driver in before.items()
-        if after.get(address) != driver
-    ]
-    return "other GPUs changed meanwhile: " + "; ".join(changes) if changes else ""
-
-
 def _explain(step: Write, outcome: Outcome, timeout: float) -> str:
     """Say in a sentence what became of a write that did not do its work."""
     what = f"writing {step.value} to {step.path}"
     if outcome.state == "stuck":
         return (
-            f"{what} has not returned within {timeout:g} s and is pending in the kernel. A driver "
-            "waits so for a user that no process shows: nvidia_drm with modeset, nvidia_uvm, a "
-            "peer memory client. It may still happen; nothing was undone; a reboot is needed"
+            f"{what} has not returned within {timeout:g} s and is pending in the kernel (process "
+            f"{outcome.pid}). A driver waits so for a user that no process shows: nvidia_drm with "
+            "modeset, nvidia_uvm, a peer memory client. It may still happen; nothing was undone; a "
+            "reboot is needed"
         )
     if step.path == MODPROBE:
         return f"module {step.value} could not be loaded: {outcome.detail}"
@@ -336,12 +623,10 @@ def _explain(step: Write, outcome: Outcome, timeout: float) -> str:
     return f"{what} was refused, {meanings.get(outcome.errno or 0, outcome.detail)}"
 
 
-def _report(
-    failure: str, stuck: bool, before: Mapping[str, Binding], after: Mapping[str, Binding]
-) -> str:
+def _report(failure: Failure, plan: Plan, before: Shape, after: Shape) -> str:
     """Say what failed and what holds now. The driver link goes before the driver lets go."""
-    if after == before and not stuck:
-        return f"{failure}; all is as it was before"
-    drivers = ", ".join(f"{address} {one.driver or 'none'}" for address, one in after.items())
-    undone = "" if stuck else "not all could be put back; "
-    return f"{failure}; {undone}drivers shown now: {drivers}"
+    if after == before and not failure.stuck:
+        return f"{failure.text}; all is as it was before"
+    drivers = ", ".join(f"{at} {after.had[at].driver or 'none'}" for at in plan.before)
+    undone = "" if failure.stuck else "not all could be put back; "
+    return f"{failure.text}; {undone}drivers shown now: {drivers}"

@@ -12,9 +12,8 @@ No command is called: nvidia-smi would load the driver and enable cards.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _iommu, _owners
 from ansible_collections.gpuhost.inference.plugins.module_utils._chips import identify
@@ -23,13 +22,11 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     UnreadableError,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
-    Machine,
     read_guarded,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DEVICES,
     PciDevice,
-    as_result,
     normalize_address,
     read_devices,
     slot_of,
@@ -171,46 +168,15 @@ def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]
     ]
 
 
-def set_group_type(
-    machine: Machine,
-    address: str,
-    wanted: str,
-    *,
-    accept: Collection[str] = (),
-    check: bool = False,
-) -> dict[str, Any]:
-    """Set the type of a GPU's IOMMU group and return the result of the module `iommu_group`.
+def choose(host: Reader, addresses: Iterable[str]) -> list[str]:
+    """Return addresses of GPUs in full form, sorted.
 
     Raises:
-        GpuHostError: the address is wrong, the change is refused here or by the kernel.
+        GpuHostError: an address is malformed, listed twice, absent, or not a GPU.
     """
-    gpu = read_gpus(machine.host, [address])[0]
-    group = gpu.iommu_group
-    if group is None:
-        raise GpuHostError(f"{gpu.address} is in no IOMMU group: no IOMMU is in use on this host")
-    members = [member for member in group.members if member.is_gpu]
-    held = [
-        f"process {user.pid} ({user.command[:80]}; cgroup {user.cgroup}) has {user.node} open"
-        for user in gpu.users
-        if user.node.startswith("/dev/vfio/")
-    ]
-    plan = _iommu.plan_type(
-        group,
-        wanted,
-        _iommu.read_mode(machine.host),
-        fsp=[member.address for member in members if identify(member.id)[2] != "no"],
-        holders=held,
-        unknown=gpu.users_unknown,
-        accept=accept,
-    )
-    after = group if check else _iommu.apply_type(machine, group, plan)
-    target = plan[-1].value if plan else group.type
-    return {
-        "changed": bool(plan),
-        "group": as_result(after),
-        "writes": [as_result(step) for step in plan],
-        "diff": {"before": {gpu.address: group.type}, "after": {gpu.address: target}},
-    }
+    devices = {device.address: device for device in read_devices(host)}
+    cards = sorted(address for address, device in devices.items() if device.is_gpu)
+    return _chosen(addresses, devices, cards)
 
 
 def _chosen(addresses: Iterable[str], devices: dict[str, PciDevice], cards: list[str]) -> list[str]:

@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
-    Machine,
-    Outcome,
-    Write,
-)
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Outcome
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import read_device
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 GROUPS = "/sys/kernel/iommu_groups"
 TYPES = ("identity", "DMA", "DMA-FQ", "auto")
-ACCEPTABLE = ("fsp-identity", "sme-identity")  # guards that the operator may lift by name
 
 # These leave DMA to somebody else and do not hold the group until that somebody opens it.
 _SELF_MANAGED = re.compile(r"^pcieport$|^pci-stub$|vfio[-_]pci$")
@@ -182,32 +177,11 @@ def _caches_absent_entries(host: Reader) -> bool:
     return False
 
 
-def plan_type(
-    group: IommuGroup,
-    wanted: str,
-    mode: HostMode,
-    *,
-    fsp: Sequence[str] = (),
-    holders: Sequence[str] = (),
-    unknown: Sequence[str] = (),
-    accept: Collection[str] = (),
-) -> list[Write]:
-    """Return the writes that give a group the wanted type; none when it has it already.
-
-    Writing the present type is refused by the kernel like any other change, so it is not tried.
-
-    Args:
-        group: as it is now.
-        wanted: a type, or `auto` for the type the group would get at boot.
-        mode: of the host.
-        fsp: addresses of members that are GPUs with a security processor, or may have one.
-        holders: who has the group open through VFIO. A type has no effect for them, and their
-            devices are none of ours.
-        unknown: why nobody can tell who has it open.
-        accept: names of liftable guards (`ACCEPTABLE`) to lift.
+def target_type(group: IommuGroup, wanted: str, mode: HostMode) -> str:
+    """Return the type a group is to have; `auto` stands for the one it would get at boot.
 
     Raises:
-        GpuHostError: why this cannot be done, all reasons together.
+        GpuHostError: this kernel has no types, or the boot default is not known.
     """
     name = f"IOMMU group {group.number} ({', '.join(member.address for member in group.members)})"
     if group.type is None:
@@ -218,54 +192,58 @@ def plan_type(
             f"{name}: the boot default that auto stands for cannot be computed, because the "
             "command line does not name it and the kernel's /boot/config is missing; name a type"
         )
-    if target == group.type:
-        return []
-    reasons = []
-    if target == "identity":
-        reasons += _identity_risks(mode, fsp if wanted == "identity" else (), accept)
-    if (group.type, target) != ("DMA", "DMA-FQ"):  # the one change that needs no idle group
-        reasons += _in_use(group)
-        reasons += [f"it may be in use: {text}" for text in unknown]
-    reasons += holders
-    if reasons:
-        raise GpuHostError(
-            f"{name} stays {group.type}, it cannot become {target}: {'; '.join(reasons)}"
-        )
-    return [Write(f"{GROUPS}/{group.number}/type", target)]
+    return target
 
 
-def _identity_risks(mode: HostMode, fsp: Sequence[str], accept: Collection[str]) -> list[str]:
-    risks = []
+def needs_idle_group(now: str | None, target: str) -> bool:
+    """Tell whether a change needs a group without owner; flushing lazily is the one that does not.
+
+    Writing the present type is refused by the kernel like any other change, so it is never tried.
+    """
+    return (now, target) != ("DMA", "DMA-FQ")
+
+
+def holds_group(driver: str | None, release: str) -> bool:
+    """Tell whether a bound driver bars a change of type; before 6.4 each does, also vfio-pci."""
+    if driver is None:
+        return False
+    return is_old(release) or not _SELF_MANAGED.search(driver)
+
+
+def is_old(release: str) -> bool:
+    """Tell whether a kernel is older than 6.4, where the rules for changing a type became new."""
+    version = re.match(r"(\d+)\.(\d+)", release)
+    return version is not None and (int(version[1]), int(version[2])) < (6, 4)
+
+
+def identity_risks(mode: HostMode, *, fsp: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield guard, evidence and remedy of each reason against identity.
+
+    Args:
+        mode: of the host.
+        fsp: a GPU of the group has a security processor, or may have one.
+    """
     if mode.snp:
-        risks.append(
+        yield (
+            "snp-identity",
             "SEV-SNP is on (kvm_amd sev_snp), which allows identity for no device; some kernels "
-            "only warn, so it is refused here"
+            "only warn",
+            "keep a translated type, or give SEV-SNP up for this host",
         )
-    if mode.sme and "sme-identity" not in accept:
-        risks.append(
-            "memory encryption is on (mem_encrypt=on), so the GPU would read encrypted memory; "
-            "accept sme-identity to try it all the same"
+    if mode.sme:
+        yield (
+            "sme-identity",
+            "memory encryption is on (mem_encrypt=on), so under identity the GPU would read "
+            "encrypted memory",
+            "keep a translated type",
         )
-    if fsp and "fsp-identity" not in accept:
-        risks.append(
-            f"{', '.join(fsp)} boots through an FSP, which is known to fail under identity on some "
-            "platforms until power is cut; accept fsp-identity to try it all the same"
+    if fsp:
+        yield (
+            "fsp-identity",
+            "it boots through an FSP, which is known to fail under identity on some platforms "
+            "until power is cut",
+            "keep a translated type",
         )
-    return risks
-
-
-def _in_use(group: IommuGroup) -> list[str]:
-    bound = [
-        f"{member.address} (driver {member.driver})"
-        for member in group.members
-        if member.driver and not _SELF_MANAGED.search(member.driver)
-    ]
-    if not bound:
-        return []
-    return [
-        f"the kernel refuses while a driver that uses DMA is bound, here {', '.join(bound)}: "
-        "unbind with the gpu module (driver: none), set the type, then bind again"
-    ]
 
 
 def explain_refusal(group: IommuGroup, outcome: Outcome, wanted: str) -> str:
@@ -308,22 +286,3 @@ def _invalid(group: IommuGroup) -> str:
         "the IOMMU driver demands another type (SEV-SNP, PASID, untrusted port), or this kernel "
         "does not know the word (DMA-FQ: 5.15)"
     )
-
-
-def apply_type(machine: Machine, group: IommuGroup, plan: Sequence[Write]) -> IommuGroup:
-    """Carry out a plan and return the group as it reads afterwards.
-
-    Raises:
-        GpuHostError: the kernel refused, or took the write and kept another type.
-    """
-    for step in plan:
-        outcome = machine.write(step.path, step.value, machine.timeout)
-        group = read_group(machine.host, group.number)
-        if outcome.state != "ok":
-            raise GpuHostError(explain_refusal(group, outcome, step.value))
-        if group.type != step.value:  # 6.1 falls back to DMA under SNP, and reports success
-            raise GpuHostError(
-                f"IOMMU group {group.number}: the kernel took {step.value} but kept {group.type}; "
-                "look at the kernel log"
-            )
-    return group

@@ -503,6 +503,20 @@ def read_live(
     return KernelLog(made)
 
 
+def read_since(host: Reader, seconds: float) -> KernelLog:
+    """Read what a host's kernel logged since `seconds` after its start, from its ring."""
+    ring = str(host.root / "dev/kmsg")
+    return KernelLog([Source("dmesg", lambda: _kmsg_since(ring, seconds))])
+
+
+def _kmsg_since(ring: str, seconds: float) -> Iterator[bytes]:
+    """Leave out older records by their stamp: `priority,number,microseconds,flags;text`."""
+    for record in _kmsg_blocks(ring, 30.0):
+        fields = record.split(b",", 3)
+        if len(fields) == 4 and fields[2].isdigit() and int(fields[2]) / 1e6 >= seconds:
+            yield record
+
+
 def read_file(path: str) -> KernelLog:
     """Read a saved log in any form; memory does not grow with the file.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Callable
 
@@ -24,6 +24,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._command import 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
+    KernelLog,
+    read_since,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -43,11 +47,12 @@ class Write:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a write: `ok`, `refused` (with the kernel's errno) or `stuck`."""
+    """What became of a write: `ok`, `refused` (with the kernel's errno) or `stuck` (who waits)."""
 
     state: str
     errno: int | None = None
     detail: str = ""
+    pid: int | None = None
 
 
 Writer = Callable[[str, str, float], Outcome]
@@ -55,11 +60,23 @@ Writer = Callable[[str, str, float], Outcome]
 
 @dataclass(frozen=True)
 class Machine:
-    """The host to read, the way to write to its kernel, and how long one write may take."""
+    """A host to change.
+
+    Attributes:
+        host: reads it.
+        write: writes to its kernel.
+        timeout: how many seconds one write may take.
+        drain: how many seconds processes may take to let go of a GPU they were asked to leave.
+        run: runs a command of the host, for what only NVIDIA's or systemd's tools can do.
+        log: returns what the kernel logged since so many seconds after boot.
+    """
 
     host: Reader
     write: Writer
-    timeout: float  # seconds
+    timeout: float
+    drain: float = 30.0
+    run: Callable[[Sequence[str], float], str] = run
+    log: Callable[[Reader, float], KernelLog] = read_since
 
 
 def write(path: str, value: str, timeout: float) -> Outcome:
@@ -67,9 +84,9 @@ def write(path: str, value: str, timeout: float) -> Outcome:
 
     After the deadline the write is left behind in its own process: it may still take effect.
     """
-    answer, finished = _in_child(_load if path == MODPROBE else _store, (path, value), timeout)
-    if not finished:
-        return Outcome("stuck")
+    answer, child = _in_child(_load if path == MODPROBE else _store, (path, value), timeout)
+    if child:
+        return Outcome("stuck", pid=child)
     if answer == b"ok":
         return Outcome("ok")
     if answer.isdigit():
@@ -87,12 +104,12 @@ def read_guarded(host: Reader, paths: Iterable[str]) -> dict[str, str | None]:
     left = list(paths)
     found: dict[str, str | None] = {}
     while left:
-        answer, finished = _in_child(_read_all, (host, left), _READ_SECONDS)
+        answer, child = _in_child(_read_all, (host, left), _READ_SECONDS)
         lines = answer.decode("utf-8", "replace").split("\n")[:-1]
         for path, line in zip(left, lines):
             if line != "!":
                 found[path] = line[1:] if line.startswith("=") else None
-        if finished:
+        if not child:
             break
         left = left[len(lines) + 1 :]  # the one after the last answer is what blocks
     return found
@@ -129,8 +146,8 @@ def _read_all(send: Callable[[bytes], object], host: Reader, paths: list[str]) -
 
 def _in_child(
     action: Callable[..., None], arguments: tuple[object, ...], timeout: float
-) -> tuple[bytes, bool]:
-    """Run `action(send, *arguments)` in a child; return what it sent, and whether it ended.
+) -> tuple[bytes, int]:
+    """Run `action(send, *arguments)` in a child; return what it sent, and its pid if it hangs.
 
     A child that does not end in time is never waited for: nothing could end it.
     """
@@ -142,7 +159,10 @@ def _in_child(
             null = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):  # a child left behind must not keep Ansible's pipes open
                 os.dup2(null, stream)
-            action(lambda data: os.write(writing, data), *arguments)
+            answers = os.dup(writing)
+            os.closerange(3, answers)  # nor the lock of the host
+            os.closerange(answers + 1, os.sysconf("SC_OPEN_MAX"))
+            action(lambda data: os.write(answers, data), *arguments)
         finally:
             os._exit(0)
     os.close(writing)
@@ -152,8 +172,8 @@ def _in_child(
             data = os.read(reading, 65536)
             if not data:
                 os.waitpid(child, 0)
-                return answer, True
+                return answer, 0
             answer += data
-        return answer, False
+        return answer, child
     finally:
         os.close(reading)

@@ -7,46 +7,60 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: gpu
-short_description: Bind NVIDIA GPUs to a driver
+short_description: Bind NVIDIA GPUs to a driver, and set their IOMMU group types
 version_added: 0.1.0
 author:
   - gpuhost.inference contributors (@gpuhost)
 description:
   - Binds the named GPUs, with all functions of their cards, to C(nvidia), to C(vfio-pci) or to no
-    driver, all or none of them.
+    driver, and gives their IOMMU groups a type, all or none of it, in one transaction. GPUs may
+    swap sides in it.
   - It sets C(driver_override) on each device, and leaves it set, also for C(nvidia). So neither
     another GPU with the same id is touched, nor does a starting virtual machine take this one
     along, as Proxmox does by id.
-  - Before a driver is changed everything is looked at, and all reasons against it are reported
-    together; nothing is changed then. Reasons are a process that has the GPU open, a running
-    guest it belongs to, virtual functions, a device of another card in the IOMMU group, a card
-    that is off the bus, and anything that could not be looked at.
+  - Before anything is changed everything is looked at, and all reasons against it are reported
+    together, in RV(guards) and in the message; nothing is changed then. What could not be looked
+    at counts as a reason.
+  - Where the kernel allows a change of type only without a driver, the GPUs of the call are taken
+    off theirs meanwhile.
+  - The persistence daemon is asked to let go of GPUs that move, and to take them again. Units in
+    O(services) are stopped while they hold one, and started again.
+  - What there was is recorded in C(/var/lib/gpuhost) before the first change. When a run is cut
+    off, the next one undoes what was half done, unless the host was rebooted, and says so in
+    RV(recovered). One host-wide lock keeps two runs apart.
   - An unbind may wait in the kernel for ever. Each write is therefore given O(timeout) seconds,
-    and then reported as pending. It is neither repeated nor undone, and the host needs a reboot.
+    and then reported as pending. It is neither repeated nor undone, the GPU is marked, and the host
+    needs a reboot.
   - Other failures are undone, and the result says in RV(rolled_back) whether everything is as it
-    was.
-  - The binding is lost at the next boot.
+    was. A kernel fault that is logged about a GPU while it moves is a failure.
+  - The binding is lost at the next boot, unless the role P(gpuhost.inference.gpu_passthrough#role)
+    keeps it.
 extends_documentation_fragment:
   - gpuhost.inference.attributes
   - gpuhost.inference.attributes.state_module
 options:
-  addresses:
+  addresses: &addresses
     description:
       - PCI addresses of the GPUs, in full (V(0000:41:00.0)) or short form (V(41:00.0)).
       - Other functions of the same card come along by themselves and are not named.
+      - Either O(addresses) with O(driver) or O(bindings) is required.
     type: list
     elements: str
-    required: true
-  driver:
+  driver: &driver
     description:
       - V(nvidia) for the host and its containers. Other functions of the card get back the
         drivers the kernel finds for them.
       - V(vfio-pci) for virtual machines.
       - V(none) unbinds and keeps every driver away, until the module binds another.
     type: str
-    required: true
     choices: [nvidia, vfio-pci, none]
-  expect:
+  iommu_type: &iommu_type
+    description:
+      - Type for the IOMMU groups of the GPUs; without it they keep theirs. V(auto) stands for the
+        type of the boot.
+    type: str
+    choices: [identity, DMA, DMA-FQ, auto]
+  expect: &expect
     description:
       - What the cards must be. A card moved to another slot, or another model in its place, is
         refused then.
@@ -56,9 +70,53 @@ options:
         description:
           - Vendor and device id, such as V(10de:2bb5).
         type: str
+  bindings:
+    description:
+      - Several of these at once, in one transaction, for a swap or a whole host.
+      - RV(gpuhost.inference.gpu_host_info#module:layout.entries) may be given as it is; C(name)
+        and C(guest) are not used.
+    type: list
+    elements: dict
+    suboptions:
+      addresses: *addresses
+      driver: *driver
+      iommu_type: *iommu_type
+      expect: *expect
+      name:
+        description:
+          - Not used.
+        type: str
+      guest:
+        description:
+          - Not used.
+        type: dict
+  accept:
+    description:
+      - Guards to lift, by the names in RV(guards[].id).
+      - V(fsp-identity) and V(sme-identity) allow V(identity) where it is known to fail;
+        V(guest-config) moves a GPU that a stopped guest is still configured to have;
+        V(display), V(kernel-client) and V(mig) move one that drives a display, that nvidia_drm
+        uses itself, or that is divided.
+      - The other guards cannot be lifted.
+    type: list
+    elements: str
+    choices: [mig, guest-config, display, kernel-client, sme-identity, fsp-identity]
+    default: []
+  services:
+    description:
+      - Systemd units of the host that may be stopped while a GPU moves that they hold, such as
+        V(nvidia-dcgm.service). They are started again in any case.
+    type: list
+    elements: str
+    default: []
   timeout:
     description:
       - Seconds to wait for the kernel to answer one write.
+    type: float
+    default: 30
+  drain_timeout:
+    description:
+      - Seconds for those to let go who were asked to.
     type: float
     default: 30
 seealso:
@@ -73,6 +131,13 @@ EXAMPLES = r"""
     driver: vfio-pci
     expect:
       id: 10de:2bb5
+
+- name: Swap two GPUs between a container's side and a virtual machine's
+  gpuhost.inference.gpu:
+    bindings:
+      - {addresses: ["0000:44:00.0"], driver: vfio-pci}
+      - {addresses: ["0000:81:00.0"], driver: nvidia, iommu_type: DMA-FQ}
+    services: [nvidia-dcgm.service]
 
 - name: Take one back for containers
   gpuhost.inference.gpu:
@@ -100,6 +165,52 @@ rolled_back:
   returned: success, or failure after something was written
   type: bool
   sample: false
+guards:
+  description:
+    - All reasons against the change, also those accepted.
+  returned: always, unless an option is wrong
+  type: list
+  elements: dict
+  contains:
+    id:
+      description: Name of the guard.
+      type: str
+    address:
+      description: The GPU.
+      type: str
+    evidence:
+      description: What was read.
+      type: str
+    remedy:
+      description: What to do.
+      type: str
+    liftable:
+      description: Whether O(accept) can lift it.
+      type: bool
+    accepted:
+      description: Whether it did.
+      type: bool
+  sample:
+    - id: in-use
+      address: "0000:41:00.0"
+      evidence: in use by process 4242 (nvtop; cgroup /user.slice) through /dev/nvidia0
+      remedy: stop it first
+      liftable: false
+      accepted: false
+quiesced:
+  description: Who was asked to let go, and came back afterwards.
+  returned: always, unless an option is wrong
+  type: dict
+  sample: {persistence: ["0000:41:00.0"], services: [nvidia-dcgm.service]}
+recovered:
+  description: An earlier run that was cut off, and what became of it; null when there is none.
+  returned: always, unless an option is wrong
+  type: dict
+  sample:
+    started: "2026-11-29T08:15:00Z"
+    wish: 0000:41:00.0 to driver vfio-pci
+    outcome: "undone: all is as it was before"
+    writes: []
 writes:
   description:
     - What was written to the kernel, in order, or would be in check mode. After a failure it
@@ -114,8 +225,8 @@ writes:
     - {path: /sys/bus/pci/drivers_probe, value: "0000:81:00.0"}
 diff:
   description:
-    - Driver and override of each function, before and after. V(any) stands for a driver of the
-      kernel's choice.
+    - Driver and override of each function, before and after, and the type of the group where one
+      was asked for. V(any) stands for a driver of the kernel's choice.
   returned: success, or failure after something was written
   type: dict
   sample:
@@ -124,29 +235,66 @@ diff:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuhost.inference.plugins.module_utils._binding import CHOICES, bind_gpus
+from ansible_collections.gpuhost.inference.plugins.module_utils._binding import change
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._guards import LIFTABLE
+from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import TYPES
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Machine, write
+from ansible_collections.gpuhost.inference.plugins.module_utils._moves import CHOICES, Wish
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
 
 
 def main() -> None:
+    binding = {
+        "addresses": {"type": "list", "elements": "str"},
+        "driver": {"type": "str", "choices": list(CHOICES)},
+        "iommu_type": {"type": "str", "choices": list(TYPES)},
+        "expect": {"type": "dict", "options": {"id": {"type": "str"}}},
+    }
     module = AnsibleModule(
         argument_spec={
-            "addresses": {"type": "list", "elements": "str", "required": True},
-            "driver": {"type": "str", "required": True, "choices": list(CHOICES)},
-            "expect": {"type": "dict", "options": {"id": {"type": "str"}}},
+            **binding,
+            "bindings": {
+                "type": "list",
+                "elements": "dict",
+                "options": {**binding, "name": {"type": "str"}, "guest": {"type": "dict"}},
+                "required_together": [("addresses", "driver")],
+                "required_one_of": [("addresses",)],
+            },
+            "accept": {
+                "type": "list",
+                "elements": "str",
+                "choices": list(LIFTABLE),
+                "default": [],
+            },
+            "services": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "float", "default": 30},
+            "drain_timeout": {"type": "float", "default": 30},
         },
+        required_one_of=[("addresses", "bindings")],
+        required_together=[("addresses", "driver")],
+        mutually_exclusive=[("addresses", "bindings")],
         supports_check_mode=True,
     )
-    wish = module.params
+    options = module.params
+    host = Reader()
+    wishes = [
+        Wish(
+            addresses=tuple(one["addresses"]),
+            driver=one["driver"],
+            type=one["iommu_type"],
+            expect_id=(one["expect"] or {}).get("id"),
+        )
+        for one in options["bindings"] or [options]
+    ]
     try:
-        result = bind_gpus(
-            Machine(Reader(), write, wish["timeout"]),
-            wish["addresses"],
-            wish["driver"],
-            expect_id=(wish["expect"] or {}).get("id"),
+        result = change(
+            Machine(host, write, options["timeout"], options["drain_timeout"]),
+            wishes,
+            store=Store(host),
+            accept=options["accept"],
+            services=options["services"],
             check=module.check_mode,
         )
     except GpuHostError as error:

@@ -15,8 +15,8 @@ description:
   - Sets how the kernel maps the DMA of a GPU and of all other devices in its IOMMU group.
   - The kernel changes a type only while no driver of the group uses DMA and no virtual machine
     has the group open. The one exception is from V(DMA) to V(DMA-FQ). C(vfio-pci) alone, without
-    a virtual machine, does not stand in the way from Linux 6.4 on. Otherwise unbind first with
-    M(gpuhost.inference.gpu) and O(gpuhost.inference.gpu#module:driver=none).
+    a virtual machine, does not stand in the way from Linux 6.4 on. Otherwise use
+    O(gpuhost.inference.gpu#module:iommu_type), which takes the GPU off its driver meanwhile.
   - The type is lost at the next boot, and whenever the device is removed and found again.
 extends_documentation_fragment:
   - gpuhost.inference.attributes
@@ -64,20 +64,16 @@ EXAMPLES = r"""
     address: "0000:41:00.0"
     type: DMA-FQ
 
-- name: Free a GPU of its driver
-  gpuhost.inference.gpu:
-    addresses: ["0000:41:00.0"]
-    driver: none
-
 - name: Go back to what the group gets at boot
   gpuhost.inference.iommu_group:
     address: "0000:41:00.0"
     type: auto
 
-- name: Give the GPU back to its driver
+- name: Change the type of a GPU that nvidia has
   gpuhost.inference.gpu:
     addresses: ["0000:41:00.0"]
     driver: nvidia
+    iommu_type: DMA
 """
 
 RETURN = r"""
@@ -85,7 +81,7 @@ group:
   description:
     - The group as in RV(gpuhost.inference.iommu_group_info#module:groups[]), after the change; in
       check mode as it is.
-  returned: success
+  returned: always, unless an option is wrong
   type: dict
   sample:
     number: 42
@@ -97,6 +93,19 @@ group:
         id: "10de:2bb5"
         is_gpu: true
     reserved_regions: []
+guards:
+  description: All reasons against the change, as in RV(gpuhost.inference.gpu#module:guards).
+  returned: always, unless an option is wrong
+  type: list
+  elements: dict
+  sample: []
+recovered:
+  description:
+    - An earlier run that was cut off, and what became of it, as in
+      RV(gpuhost.inference.gpu#module:recovered).
+  returned: always, unless an option is wrong
+  type: dict
+  sample: null
 writes:
   description: What was written to the kernel, or would be in check mode.
   returned: success
@@ -112,11 +121,12 @@ diff:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuhost.inference.plugins.module_utils._binding import set_group_type
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import set_group_type
-from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import ACCEPTABLE, TYPES
+from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import TYPES
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Machine, write
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
 
 
 def main() -> None:
@@ -127,24 +137,28 @@ def main() -> None:
             "accept": {
                 "type": "list",
                 "elements": "str",
-                "choices": list(ACCEPTABLE),
+                "choices": ["fsp-identity", "sme-identity"],
                 "default": [],
             },
             "timeout": {"type": "float", "default": 30},
         },
         supports_check_mode=True,
     )
-    wish = module.params
+    options = module.params
+    host = Reader()
     try:
         result = set_group_type(
-            Machine(Reader(), write, wish["timeout"]),
-            wish["address"],
-            wish["type"],
-            accept=wish["accept"],
+            Machine(host, write, options["timeout"]),
+            options["address"],
+            options["type"],
+            store=Store(host),
+            accept=options["accept"],
             check=module.check_mode,
         )
     except GpuHostError as error:
         module.fail_json(msg=str(error))
+    if "msg" in result:
+        module.fail_json(**result)
     module.exit_json(**result)
 
 

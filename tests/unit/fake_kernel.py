@@ -9,9 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
+    KernelLog,
+    read_blocks,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Outcome
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 # what a real kernel finds by the alias of a device
 DRIVERS = {"0x0300": "nvidia", "0x0302": "nvidia", "0x0403": "snd_hda_intel", "0x0c03": "xhci_hcd"}
@@ -26,6 +32,26 @@ class FakeKernel:
         self.writes: list[tuple[str, str]] = []
         self.answers: dict[tuple[str, str], int | str] = {}  # (end of path, value): errno, "stuck"
         self.refuses_probe: set[str] = set()  # drivers whose probe fails
+        self.commands: list[str] = []
+        self.answer: Callable[[str], str] = lambda _command: ""
+        self.logged = ""  # what the kernel says while a change goes on
+        (root / "run").mkdir(exist_ok=True)
+        self.boot("5b1d0f6e-0c3a-4f6d-9d0a-0f5f2f1d7c11")
+
+    def run(self, command: Sequence[str], timeout: float) -> str:
+        """Use it as the `run` of a `Machine`; `commands` tells what was run."""
+        self.commands.append(" ".join(command))
+        return self.answer(self.commands[-1])
+
+    def log(self, host: Reader, seconds: float) -> KernelLog:
+        """Use it as the `log` of a `Machine`."""
+        return read_blocks([self.logged.encode()])
+
+    def boot(self, boot_id: str) -> None:
+        """Give the running boot an id."""
+        file = self.root / "proc/sys/kernel/random/boot_id"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{boot_id}\n")
 
     def __call__(self, path: str, value: str, timeout: float) -> Outcome:
         self.writes.append((path, value))

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpuhost.inference.plugins.module_utils._binding import bind_gpus
+from ansible_collections.gpuhost.inference.plugins.module_utils._binding import change
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Machine
+from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
 from fake_kernel import FakeKernel
 
 DEVICES = "/sys/bus/pci/devices"
@@ -34,17 +36,38 @@ def card(host_tree: Callable[[str], Path]) -> FakeKernel:
     return FakeKernel(host_tree("four-functions"))
 
 
-def bind(kernel: FakeKernel, address: str, driver: str, **options: Any) -> dict[str, Any]:
-    machine = Machine(Reader(str(kernel.root)), kernel, 30)
-    return bind_gpus(machine, address.split(), driver, **options)
+def bind(
+    kernel: FakeKernel,
+    address: str,
+    driver: str,
+    *,
+    type_: str | None = None,
+    expect_id: str | None = None,
+    host: Reader | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    options.setdefault("accept", ["guest-config"])  # container 100 is stopped and names 41 to 44
+    wish = Wish(tuple(address.split()), driver, type_, expect_id)
+    return run(kernel, [wish], host=host, **options)
+
+
+def run(
+    kernel: FakeKernel, wishes: list[Wish], *, host: Reader | None = None, **options: Any
+) -> dict[str, Any]:
+    reader = host or Reader(str(kernel.root))
+    machine = Machine(reader, kernel, 30, drain=1, run=kernel.run, log=kernel.log)
+    return change(machine, wishes, store=Store(reader), **options)
 
 
 def refusal(kernel: FakeKernel, address: str, driver: str, **options: Any) -> str:
     """Return why a binding is refused, having made sure that nothing was written."""
-    with pytest.raises(GpuHostError) as error:
-        bind(kernel, address, driver, **options)
+    before = state(kernel)
+    result = bind(kernel, address, driver, **options)
     assert kernel.writes == []
-    return str(error.value)
+    assert state(kernel) == before
+    assert (result["changed"], result["writes"]) == (False, [])
+    assert result["diff"]["before"] == result["diff"]["after"]
+    return str(result["msg"])
 
 
 def use(kernel: FakeKernel, pid: int, node: str) -> None:
@@ -200,9 +223,8 @@ def test_what_cannot_be_looked_at_counts_as_in_use(kernel: FakeKernel) -> None:
                 raise UnreadableError(f"{path} could not be listed: Permission denied")
             return super().names(path)
 
-    with pytest.raises(GpuHostError, match="may be in use: /proc/900/fd could not be listed"):
-        bind_gpus(Machine(Blind(str(kernel.root)), kernel, 30), ["44:00.0"], "vfio-pci")
-    assert kernel.writes == []
+    text = refusal(kernel, "44:00.0", "vfio-pci", host=Blind(str(kernel.root)))
+    assert "may be in use: /proc/900/fd could not be listed" in text
 
 
 def test_a_disk_in_the_group_is_named(host_tree: Callable[[str], Path]) -> None:
@@ -215,7 +237,7 @@ def test_a_disk_in_the_group_is_named(host_tree: Callable[[str], Path]) -> None:
 def test_another_gpu_of_the_group_must_be_listed_too(kernel: FakeKernel) -> None:
     members = kernel.root / "sys/kernel/iommu_groups/45/devices"
     (members / "0000:43:00.0").symlink_to("../../../../bus/pci/devices/0000:43:00.0")
-    assert "0000:43:00.0 (class 0x030200, driver nvidia), a GPU: list it too" in refusal(
+    assert "0000:43:00.0 (class 0x030200, driver nvidia): a GPU, so list it too" in refusal(
         kernel, "44:00.0", "vfio-pci"
     )
     assert bind(kernel, "44:00.0 43:00.0", "vfio-pci")["changed"]
@@ -233,7 +255,7 @@ def test_a_card_off_the_bus_is_not_touched(kernel: FakeKernel) -> None:
 
 def test_another_card_at_the_address_is_refused(kernel: FakeKernel) -> None:
     text = refusal(kernel, "44:00.0", "vfio-pci", expect_id="10DE:2684")
-    assert "0000:44:00.0 is 10de:2bb5, not 10DE:2684" in text
+    assert "0000:44:00.0: it is 10de:2bb5, not 10DE:2684" in text
     assert bind(kernel, "44:00.0", "vfio-pci", expect_id="10DE:2BB5")["changed"]
 
 
@@ -247,7 +269,9 @@ def test_all_reasons_come_in_one_message(kernel: FakeKernel) -> None:
 
 @pytest.mark.parametrize("address", ["44:00.0 0000:44:00.0", "0000:45:00.0", "x"])
 def test_a_wrong_address_is_refused_before_any_write(kernel: FakeKernel, address: str) -> None:
-    assert refusal(kernel, address, "vfio-pci")
+    with pytest.raises(GpuHostError):
+        bind(kernel, address, "vfio-pci")
+    assert kernel.writes == []
 
 
 # ---- failures ----------------------------------------------------------------------------------

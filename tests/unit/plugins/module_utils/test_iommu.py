@@ -16,14 +16,14 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
     Region,
     default_type,
     explain_refusal,
-    plan_type,
+    holds_group,
+    identity_risks,
+    needs_idle_group,
     read_groups,
     read_mode,
+    target_type,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
-    Outcome,
-    Write,
-)
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Outcome
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 CONFIG = "boot/config-6.14.11-4-pve"
@@ -117,87 +117,56 @@ def test_a_group_whose_member_cannot_be_found_is_not_shown_smaller(
 
 
 @pytest.mark.parametrize(
-    ("present", "wanted", "drivers"),
+    ("present", "wanted", "idle"),
+    [("DMA", "DMA-FQ", False), ("DMA-FQ", "DMA", True), ("identity", "DMA-FQ", True)],
+)
+def test_only_flushing_lazily_needs_no_idle_group(present: str, wanted: str, idle: bool) -> None:
+    assert needs_idle_group(present, wanted) is idle
+
+
+@pytest.mark.parametrize(
+    ("driver", "new", "old"),
     [
-        ("DMA", "DMA-FQ", ("nvidia",)),  # needs no idle group
-        ("DMA-FQ", "DMA", (None,)),
-        ("DMA-FQ", "identity", ("vfio-pci", "vfio-pci")),  # nobody has it open
-        ("DMA-FQ", "identity", ("pcieport", None, "nvgrace-gpu-vfio-pci")),
-        ("identity", "DMA-FQ", ("pci-stub",)),
+        ("nvidia", True, True),
+        ("snd_hda_intel", True, True),
+        ("vfio-pci", False, True),
+        ("nvgrace-gpu-vfio-pci", False, True),
+        ("pci-stub", False, True),
+        (None, False, False),
     ],
 )
-def test_a_change_the_kernel_takes_is_one_write(
-    present: str, wanted: str, drivers: tuple[str | None, ...]
-) -> None:
-    assert plan_type(group(*drivers, type_=present), wanted, PLAIN) == [
-        Write("/sys/kernel/iommu_groups/42/type", wanted)
-    ]
+def test_which_drivers_hold_a_group(driver: str | None, new: bool, old: bool) -> None:
+    assert holds_group(driver, "6.14.11-4-pve") is new
+    assert holds_group(driver, "6.4.0") is new
+    assert holds_group(driver, "6.1.0-44-amd64") is old
+    assert holds_group(driver, "5.15.158-2-pve") is old
 
 
-@pytest.mark.parametrize("wanted", ["DMA-FQ", "auto"])
-def test_the_present_type_is_not_written_again(wanted: str) -> None:
-    assert plan_type(group("nvidia"), wanted, PLAIN) == []
-
-
-def test_flushing_lazily_needs_no_look_at_processes_but_leaves_open_groups_alone() -> None:
-    strict = group("nvidia", type_="DMA")
-    assert plan_type(strict, "DMA-FQ", PLAIN, unknown=["/proc/8/fd"])
-    with pytest.raises(GpuHostError, match="process 7"):
-        plan_type(strict, "DMA-FQ", PLAIN, holders=["process 7 has it"])
-
-
-def test_auto_writes_the_computed_type() -> None:
-    plan = plan_type(group(None, type_="identity"), "auto", PLAIN)
-    assert [step.value for step in plan] == ["DMA-FQ"]
+def test_auto_is_the_computed_type() -> None:
+    assert target_type(group(None, type_="identity"), "auto", PLAIN) == "DMA-FQ"
+    assert target_type(group(None), "identity", PLAIN) == "identity"
     with pytest.raises(GpuHostError, match=r"boot default.*cannot be computed.*name a type"):
-        plan_type(group(None), "auto", replace(PLAIN, default_type=None))
-
-
-def test_bound_drivers_are_named_with_the_way_out() -> None:
-    with pytest.raises(GpuHostError) as error:
-        plan_type(group("nvidia", "snd_hda_intel", "vfio-pci"), "DMA", PLAIN)
-    text = str(error.value)
-    assert "0000:41:00.0 (driver nvidia), 0000:41:00.1 (driver snd_hda_intel)" in text
-    assert "0000:41:00.2 (driver" not in text
-    assert "driver: none" in text
-    assert "stays DMA-FQ" in text
-
-
-def test_all_reasons_are_told_together() -> None:
-    mode = HostMode(snp=True, sme=True, default_type="DMA-FQ")
-    with pytest.raises(GpuHostError) as error:
-        plan_type(
-            group("nvidia"),
-            "identity",
-            mode,
-            fsp=["0000:41:00.0"],
-            holders=["process 7 has it"],
-            unknown=["/proc/8/fd"],
-        )
-    for words in ("SEV-SNP", "mem_encrypt", "FSP", "driver nvidia", "process 7", "/proc/8/fd"):
-        assert words in str(error.value)
-
-
-def test_a_guard_is_lifted_only_by_its_name_and_snp_never() -> None:
-    mode = HostMode(snp=False, sme=True, default_type="DMA-FQ")
-    fsp = ["0000:41:00.0"]
-    accept = ["fsp-identity", "sme-identity"]
-    assert plan_type(group(None), "identity", mode, fsp=fsp, accept=accept)
-    for lifted, left in (("fsp-identity", "mem_encrypt"), ("sme-identity", "FSP")):
-        with pytest.raises(GpuHostError, match=left):
-            plan_type(group(None), "identity", mode, fsp=fsp, accept=[lifted])
-    with pytest.raises(GpuHostError, match="SEV-SNP"):
-        plan_type(group(None), "identity", replace(mode, snp=True), accept=accept)
-
-
-def test_a_host_booted_into_identity_goes_back_to_it_by_auto() -> None:
-    mode = replace(PLAIN, default_type="identity")
-    assert plan_type(group(None), "auto", mode, fsp=["0000:41:00.0"])
+        target_type(group(None), "auto", replace(PLAIN, default_type=None))
 
 
 def test_an_old_kernel_without_type_files_is_named() -> None:
     with pytest.raises(GpuHostError, match=r"5\.11"):
-        plan_type(replace(group(None), type=None), "DMA", PLAIN)
+        target_type(replace(group(None), type=None), "DMA", PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("snp", "sme", "fsp", "guards"),
+    [
+        (False, False, False, []),
+        (True, False, False, ["snp-identity"]),
+        (True, True, True, ["snp-identity", "sme-identity", "fsp-identity"]),
+    ],
+)
+def test_each_risk_of_identity_has_its_guard(
+    snp: bool, sme: bool, fsp: bool, guards: list[str]
+) -> None:
+    risks = list(identity_risks(HostMode(snp, sme, "DMA-FQ"), fsp=fsp))
+    assert [guard for guard, _evidence, _remedy in risks] == guards
 
 
 @pytest.mark.parametrize(

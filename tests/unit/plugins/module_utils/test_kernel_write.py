@@ -42,7 +42,14 @@ def test_a_refusal_of_the_write_itself_is_seen() -> None:
 def test_a_write_that_never_returns_is_left_behind(tmp_path: Path) -> None:
     fifo = tmp_path / "unbind"
     os.mkfifo(fifo)
-    assert write(str(fifo), "0000:41:00.0", 0.2) == Outcome("stuck")
+    with (tmp_path / "lock").open("w") as lock:
+        outcome = write(str(fifo), "0000:41:00.0", 0.2)
+        left = {os.readlink(f"/proc/{outcome.pid}/fd/{n}") for n in ("0", "1", "2")}
+        assert outcome == Outcome("stuck", pid=outcome.pid)
+        assert left == {"/dev/null"}
+        held = os.listdir(f"/proc/{outcome.pid}/fd")
+        links = [os.readlink(f"/proc/{outcome.pid}/fd/{entry}") for entry in held]
+        assert lock.name not in links  # else it would hold the lock of the host for good
     release(fifo)
 
 

@@ -24,13 +24,14 @@ def kernel(host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_list_may_come_as_a_string(kernel: FakeKernel, run_module: Run) -> None:
-    result = run_module(gpu, addresses="43:00.0,44:00.0", driver="vfio-pci")
+    result = run_module(gpu, addresses="43:00.0,44:00.0", driver="vfio-pci", accept=["guest-config"])
     assert [one["driver"] for one in result["gpus"]] == ["vfio-pci", "vfio-pci"]
     assert result["changed"] is True
 
 
 def test_check_mode_and_diff(kernel: FakeKernel, run_module: Run) -> None:
-    result = run_module(gpu, check=True, diff=True, addresses=["44:00.0"], driver="none")
+    options = {"addresses": ["44:00.0"], "driver": "none", "accept": "guest-config"}
+    result = run_module(gpu, check=True, diff=True, **options)
     assert kernel.writes == []
     assert result["changed"] is True
     assert result["diff"]["after"] == {"0000:44:00.0": {"driver": None, "override": "none"}}
@@ -45,7 +46,7 @@ def test_expect_refuses_another_card(kernel: FakeKernel, run_module: Run) -> Non
 
 def test_a_failure_still_tells_what_was_written(kernel: FakeKernel, run_module: Run) -> None:
     kernel.refuses_probe.add("vfio-pci")
-    result = run_module(gpu, addresses=["44:00.0"], driver="vfio-pci")
+    result = run_module(gpu, addresses=["44:00.0"], driver="vfio-pci", accept=["guest-config"])
     assert result["failed"] is True
     assert result["rolled_back"] is True
     assert result["writes"]
