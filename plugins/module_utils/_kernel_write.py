@@ -14,16 +14,14 @@ holds the device lock meanwhile. So every access that may block runs in a child 
 from __future__ import annotations
 
 import os
-import select
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Callable
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._child import ask, in_child
 from ansible_collections.gpuhost.inference.plugins.module_utils._command import run
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
-    UnreadableError,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
     KernelLog,
@@ -34,7 +32,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Re
 MODPROBE = "/sbin/modprobe"  # a "write" to this path loads the module named by the value
 
 _MODPROBE_SECONDS = 600  # it runs in a child that has a deadline of its own
-_READ_SECONDS = 2.0  # reading takes microseconds, unless somebody holds the device lock
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def write(path: str, value: str, timeout: float) -> Outcome:
 
     After the deadline the write is left behind in its own process: it may still take effect.
     """
-    answer, child = _in_child(_load if path == MODPROBE else _store, (path, value), timeout)
+    answer, child = in_child(_load if path == MODPROBE else _store, (path, value), timeout)
     if child:
         return Outcome("stuck", pid=child)
     if answer == b"ok":
@@ -101,18 +98,7 @@ def read_guarded(host: Reader, paths: Iterable[str]) -> dict[str, str | None]:
         The text of each file (`None` when absent). A file that could not be read within two
         seconds, or not at all, has no entry.
     """
-    left = list(paths)
-    found: dict[str, str | None] = {}
-    while left:
-        answer, child = _in_child(_read_all, (host, left), _READ_SECONDS)
-        lines = answer.decode("utf-8", "replace").split("\n")[:-1]
-        for path, line in zip(left, lines):
-            if line != "!":
-                found[path] = line[1:] if line.startswith("=") else None
-        if not child:
-            break
-        left = left[len(lines) + 1 :]  # the one after the last answer is what blocks
-    return found
+    return ask(host.text, paths)
 
 
 def _store(send: Callable[[bytes], object], path: str, value: str) -> None:
@@ -132,48 +118,3 @@ def _load(send: Callable[[bytes], object], path: str, value: str) -> None:
         send(str(error).encode())
     else:
         send(b"ok")
-
-
-def _read_all(send: Callable[[bytes], object], host: Reader, paths: list[str]) -> None:
-    for path in paths:
-        try:
-            text = host.text(path)
-        except UnreadableError:
-            send(b"!\n")
-        else:
-            send(b"-\n" if text is None else b"=" + text.encode() + b"\n")
-
-
-def _in_child(
-    action: Callable[..., None], arguments: tuple[object, ...], timeout: float
-) -> tuple[bytes, int]:
-    """Run `action(send, *arguments)` in a child; return what it sent, and its pid if it hangs.
-
-    A child that does not end in time is never waited for: nothing could end it.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setsid()
-            null = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):  # a child left behind must not keep Ansible's pipes open
-                os.dup2(null, stream)
-            answers = os.dup(writing)
-            os.closerange(3, answers)  # nor the lock of the host
-            os.closerange(answers + 1, os.sysconf("SC_OPEN_MAX"))
-            action(lambda data: os.write(answers, data), *arguments)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    answer, deadline = b"", time.monotonic() + timeout
-    try:
-        while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            data = os.read(reading, 65536)
-            if not data:
-                os.waitpid(child, 0)
-                return answer, 0
-            answer += data
-        return answer, child
-    finally:
-        os.close(reading)

@@ -166,14 +166,14 @@ class Store:
         return {
             address: mark["text"]
             for address, mark in found.get("addresses", {}).items()
-            if self._host.exists(f"/proc/{mark['pid']}")
+            if mark["pid"] is None or self._host.exists(f"/proc/{mark['pid']}")
         }
 
     def mark_stuck(self, addresses: Iterable[str], pid: int | None, text: str) -> None:
         """Remember until the next boot that a write to these functions did not return."""
         marks = (self._load(self._stuck) or {}) if self._stuck.exists() else {}
         known = marks.get("addresses", {}) if marks.get("boot") == self.boot() else {}
-        known.update({address: {"pid": pid or "self", "text": text} for address in addresses})
+        known.update({address: {"pid": pid, "text": text} for address in addresses})
         self._save(self._stuck, {"version": _VERSION, "boot": self.boot(), "addresses": known})
 
     def _load(self, path: Path) -> dict[str, Any] | None:

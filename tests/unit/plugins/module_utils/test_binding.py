@@ -6,15 +6,18 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils import _binding
 from ansible_collections.gpuhost.inference.plugins.module_utils._binding import change
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Machine
 from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
@@ -372,3 +375,428 @@ def test_a_device_bound_again_behind_our_back_is_no_success(kernel: FakeKernel) 
     kernel.answers["/nvidia/unbind", "0000:44:00.0"] = 0  # taken, and bound again at once
     result = bind(kernel, "44:00.0", "none")
     assert "something bound it again" in result["msg"]
+
+
+# ---- types, swaps and several wishes in one transaction ----------------------------------------
+
+
+def group_type(kernel: FakeKernel, address: str) -> str:
+    link = os.readlink(kernel.device(address) / "iommu_group")
+    return (kernel.root / "sys/kernel/iommu_groups" / Path(link).name / "type").read_text().strip()
+
+
+def test_a_type_is_set_while_the_driver_is_off(kernel: FakeKernel) -> None:
+    result = bind(kernel, "44:00.0", "nvidia", type_="DMA")
+    steps = [(path.rpartition("/")[2], value) for path, value in kernel.writes]
+    assert steps == [
+        ("driver_override", "nvidia"),
+        ("control", "on"),
+        ("unbind", "0000:44:00.0"),
+        ("type", "DMA"),
+        ("drivers_probe", "0000:44:00.0"),
+        ("control", "auto"),
+    ]
+    assert (kernel.driver("0000:44:00.0"), group_type(kernel, "0000:44:00.0")) == ("nvidia", "DMA")
+    assert result["diff"]["before"]["0000:44:00.0"]["type"] == "DMA-FQ"
+    assert result["diff"]["after"]["0000:44:00.0"]["type"] == "DMA"
+    kernel.writes.clear()
+    assert bind(kernel, "44:00.0", "nvidia", type_="DMA")["changed"] is False
+
+
+def test_flushing_lazily_is_set_below_the_driver(kernel: FakeKernel) -> None:
+    bind(kernel, "44:00.0", "nvidia", type_="DMA")
+    kernel.writes.clear()
+    bind(kernel, "44:00.0", "nvidia", type_="DMA-FQ")
+    assert [value for _path, value in kernel.writes] == ["DMA-FQ"]
+
+
+def test_nvidia_is_loaded_after_the_type_is_set(kernel: FakeKernel) -> None:
+    for address in ("41", "42", "43", "44"):
+        kernel._unbind("nvidia", f"0000:{address}:00.0")
+        (kernel.device(f"0000:{address}:00.0") / "driver_override").write_text("none\n")
+    shutil.rmtree(kernel.root / "sys/bus/pci/drivers/nvidia")
+    bind(kernel, "44:00.0", "nvidia", type_="DMA")
+    steps = [path.rpartition("/")[2] for path, _value in kernel.writes]
+    assert steps.index("type") < steps.index("modprobe") < steps.index("drivers_probe")
+    assert kernel.driver("0000:44:00.0") == "nvidia"
+
+
+def test_loading_nvidia_must_not_take_a_free_sibling(kernel: FakeKernel) -> None:
+    for address in ("41", "42", "43", "44"):
+        kernel._unbind("nvidia", f"0000:{address}:00.0")
+    shutil.rmtree(kernel.root / "sys/bus/pci/drivers/nvidia")
+    text = refusal(kernel, "44:00.0", "nvidia")
+    assert "would take 0000:41:00.0, 0000:42:00.0, 0000:43:00.0 as well" in text
+
+
+def test_two_gpus_swap_sides_at_once(kernel: FakeKernel) -> None:
+    before = state(kernel)
+    swap = [Wish(("0000:44:00.0",), "vfio-pci"), Wish(("0000:81:00.0",), "nvidia")]
+    accept = ["guest-config"]
+    planned = run(kernel, swap, accept=accept, check=True)
+    assert kernel.writes == []
+    result = run(kernel, swap, accept=accept)
+    assert planned["writes"] == result["writes"]
+    assert state(kernel) == {
+        **before,
+        "0000:44:00.0": ("vfio-pci", "vfio-pci"),
+        "0000:81:00.0": ("nvidia", "nvidia"),
+    }
+
+
+def test_a_failed_swap_brings_both_back(kernel: FakeKernel) -> None:
+    before = state(kernel)
+    types = {at: group_type(kernel, at) for at in ("0000:44:00.0", "0000:81:00.0")}
+    kernel.refuses_probe.add("vfio-pci")
+    swap = [
+        Wish(("0000:44:00.0",), "vfio-pci", "DMA"),
+        Wish(("0000:81:00.0",), "nvidia", "DMA"),
+    ]
+
+    def allow(path: str, value: str, timeout: float) -> Any:
+        if path.endswith("/vfio-pci/bind"):  # what fails there works again on the way back
+            outcome = kernel(path, value, timeout)
+            kernel.refuses_probe.clear()
+            return outcome
+        return kernel(path, value, timeout)
+
+    reader = Reader(str(kernel.root))
+    machine = Machine(reader, allow, 30, run=kernel.run, log=kernel.log)
+    result = change(machine, swap, store=Store(reader), accept=["guest-config"])
+    assert result["rolled_back"] is True
+    assert state(kernel) == before
+    assert {at: group_type(kernel, at) for at in types} == types
+    assert Store(reader).record() is None
+
+
+def test_a_whole_side_goes_together_or_not_at_all(kernel: FakeKernel) -> None:
+    use(kernel, 4242, "/dev/nvidia2")
+    text = refusal(kernel, "41:00.0 42:00.0 43:00.0 44:00.0", "vfio-pci")
+    assert "0000:43:00.0: in use by process 4242" in text
+
+
+def test_one_group_cannot_have_two_types(kernel: FakeKernel) -> None:
+    members = kernel.root / "sys/kernel/iommu_groups/45/devices"
+    (members / "0000:43:00.0").symlink_to("../../../../bus/pci/devices/0000:43:00.0")
+    (kernel.device("0000:43:00.0") / "iommu_group").unlink()
+    (kernel.device("0000:43:00.0") / "iommu_group").symlink_to("../../../../kernel/iommu_groups/45")
+    with pytest.raises(GpuHostError, match="ask for one type"):
+        run(
+            kernel,
+            [Wish(("0000:43:00.0",), type="DMA"), Wish(("0000:44:00.0",), type="identity")],
+        )
+
+
+@pytest.mark.parametrize(
+    ("snp", "sme", "lifted"),
+    [(True, False, []), (False, True, ["fsp-identity"]), (False, False, [])],
+)
+def test_identity_is_planned_only_where_nothing_speaks_against_it(
+    kernel: FakeKernel, snp: bool, sme: bool, lifted: list[str]
+) -> None:
+    (kernel.root / "sys/module/kvm_amd/parameters/sev_snp").write_text("Y" if snp else "N")
+    with (kernel.root / "proc/cmdline").open("a") as line:
+        line.write(" mem_encrypt=on" if sme else "")
+    result = bind(kernel, "44:00.0", "nvidia", type_="identity", accept=lifted, check=True)
+    left = {guard["id"] for guard in result["guards"] if not guard["accepted"]}
+    assert left == (
+        {"snp-identity", "fsp-identity"} if snp else {"sme-identity"} if sme else {"fsp-identity"}
+    )
+    assert result["changed"] is False
+
+
+# ---- guards ------------------------------------------------------------------------------------
+
+
+def test_every_liftable_guard_says_so_and_others_cannot_be_lifted(kernel: FakeKernel) -> None:
+    text = refusal(kernel, "44:00.0", "vfio-pci", accept=[])
+    assert "configuration of lxc guest 100 names it (dev3: /dev/nvidia3" in text
+    assert "(or accept guest-config)" in text
+    result = bind(kernel, "44:00.0", "vfio-pci", accept=["guest-config"])
+    assert result["guards"][0]["accepted"] is True
+    assert any("accepted guest-config" in warning for warning in result["warnings"])
+    with pytest.raises(GpuHostError, match="accept names in-use, which cannot be lifted"):
+        bind(kernel, "44:00.0", "vfio-pci", accept=["in-use"])
+
+
+def test_a_gpu_a_stopped_machine_is_configured_to_have(kernel: FakeKernel) -> None:
+    text = refusal(kernel, "81:00.0", "nvidia", accept=[])
+    assert "configuration of qemu guest 200 names it" in text
+    assert "whoever uses it then" in text
+
+
+def test_a_gpu_that_drives_a_display_is_named(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign = "/sys/class/graphics/fb0 is on it"
+    monkeypatch.setattr(
+        _binding, "read_gpus", lambda host: [replace(g, display=(sign,)) for g in read_gpus(host)]
+    )
+    text = refusal(kernel, "44:00.0", "vfio-pci")
+    assert f"{sign}: give the host another display, or none (or accept display)" in text
+
+
+def test_nvidia_drm_with_modeset_holds_every_gpu(kernel: FakeKernel) -> None:
+    at = kernel.root / "sys/module/nvidia_drm/parameters"
+    at.mkdir(parents=True)
+    (at / "modeset").write_text("Y\n")
+    assert "accept kernel-client" in refusal(kernel, "44:00.0", "vfio-pci")
+    bind(kernel, "81:00.0", "none")  # not on nvidia: none of its business
+
+
+def test_a_disk_in_the_group_is_named_with_what_it_does(
+    host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = FakeKernel(host_tree("bmc-and-nvme"))
+    duties = {"0000:22:00.0": ("disk nvme0n1 is mounted at /",)}
+    monkeypatch.setattr(_binding, "read_duties", lambda host, at: duties.get(at, ()))
+    text = refusal(kernel, "21:00.0", "vfio-pci")
+    assert "driver nvme; disk nvme0n1 is mounted at /)" in text
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_time_limit_must_be_one(kernel: FakeKernel, seconds: float) -> None:
+    reader = Reader(str(kernel.root))
+    machine = Machine(reader, kernel, seconds)
+    with pytest.raises(GpuHostError, match="seconds above 0"):
+        change(machine, [Wish(("44:00.0",), "none")], store=Store(reader))
+
+
+# ---- those who let go when asked ---------------------------------------------------------------
+
+
+def service(kernel: FakeKernel, pid: int, node: str, unit: str, command: str) -> Path:
+    use(kernel, pid, node)
+    at = kernel.root / f"proc/{pid}"
+    (at / "cmdline").write_bytes(command.encode() + b"\0--verbose\0")
+    (at / "cgroup").write_text(f"0::/system.slice/{unit}\n")
+    return at
+
+
+def test_the_persistence_daemon_lets_go_and_takes_the_gpu_again(kernel: FakeKernel) -> None:
+    unit, program = "nvidia-persistenced.service", "/usr/bin/nvidia-persistenced"
+    at = service(kernel, 950, "/dev/nvidia3", unit, program)
+
+    def answer(command: str) -> str:
+        if command.endswith("-pm 0"):
+            shutil.rmtree(at)
+        return ""
+
+    kernel.answer = answer
+    result = bind(kernel, "44:00.0", "nvidia", type_="DMA")
+    assert result["changed"] is True
+    assert kernel.commands == [
+        "nvidia-smi -i 0000:44:00.0 -pm 0",
+        "nvidia-smi -i 0000:44:00.0 -pm 1",
+    ]
+    assert result["quiesced"] == {"persistence": ("0000:44:00.0",), "services": ()}
+
+
+def test_a_daemon_that_does_not_let_go_leaves_everything_as_it_was(kernel: FakeKernel) -> None:
+    unit, program = "nvidia-persistenced.service", "/usr/bin/nvidia-persistenced"
+    service(kernel, 950, "/dev/nvidia3", unit, program)
+    before = state(kernel)
+    result = bind(kernel, "44:00.0", "vfio-pci")
+    assert "still held by process 950" in result["msg"]
+    assert result["rolled_back"] is True
+    assert state(kernel) == before
+    assert kernel.commands[-1] == "nvidia-smi -i 0000:44:00.0 -pm 1"
+
+
+def test_persistence_that_does_not_come_back_is_a_warning(kernel: FakeKernel) -> None:
+    unit, program = "nvidia-persistenced.service", "/usr/bin/nvidia-persistenced"
+    at = service(kernel, 950, "/dev/nvidia3", unit, program)
+
+    def answer(command: str) -> str:
+        if command.endswith("-pm 0"):
+            shutil.rmtree(at)
+            return ""
+        raise GpuHostError(f"{command} failed (1): no")
+
+    kernel.answer = answer
+    result = bind(kernel, "44:00.0", "nvidia", type_="DMA")
+    assert result["changed"] is True
+    assert "run nvidia-smi -i 0000:44:00.0 -pm 1 by hand" in result["warnings"][-1]
+
+
+def test_a_listed_unit_is_stopped_and_started_once(kernel: FakeKernel) -> None:
+    unit = "nvidia-dcgm.service"
+    paths = [service(kernel, 901 + n, f"/dev/nvidia{n + 2}", unit, "nv-hostengine") for n in (0, 1)]
+    text = refusal(kernel, "43:00.0 44:00.0", "vfio-pci")
+    assert "in use by process 901 (nv-hostengine" in text
+
+    def answer(command: str) -> str:
+        if command == f"systemctl stop {unit}":
+            for at in paths:
+                shutil.rmtree(at)
+        return ""
+
+    kernel.answer = answer
+    kernel.refuses_probe.add("vfio-pci")  # also when the change fails
+    result = bind(kernel, "43:00.0 44:00.0", "vfio-pci", services=[unit])
+    assert result["rolled_back"] is True
+    assert kernel.commands == [f"systemctl stop {unit}", f"systemctl start {unit}"]
+
+
+def test_a_unit_of_a_container_is_nobody_to_stop(kernel: FakeKernel) -> None:
+    use(kernel, 4242, "/dev/nvidia3")
+    text = refusal(kernel, "44:00.0", "vfio-pci", services=["sglang.service"])
+    assert "in use by process 4242" in text
+
+
+# ---- verification ------------------------------------------------------------------------------
+
+
+def test_a_fault_logged_meanwhile_is_a_failure(kernel: FakeKernel) -> None:
+    before = state(kernel)
+    kernel.logged = (
+        "4,900,812000000,-;NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x62:0xffff:2168)\n"
+    )
+    result = bind(kernel, "81:00.0", "nvidia")
+    assert "the kernel logged a fault meanwhile: 0000:81:00.0: " in result["msg"]
+    assert result["rolled_back"] is True
+    assert state(kernel) == before
+
+
+def test_a_fault_of_another_gpu_is_not_ours(kernel: FakeKernel) -> None:
+    kernel.logged = (
+        "4,900,812000000,-;NVRM: GPU 0000:42:00.0: RmInitAdapter failed! (0x62:0xffff:2168)\n"
+    )
+    assert "msg" not in bind(kernel, "81:00.0", "nvidia")
+
+
+def test_a_bound_gpu_the_driver_knows_nothing_of_is_a_failure(kernel: FakeKernel) -> None:
+    kernel._make_node = lambda address: None  # type: ignore[method-assign]
+    result = bind(kernel, "81:00.0", "nvidia")
+    assert "shows nothing of it below /proc/driver/nvidia/gpus" in result["msg"]
+
+
+# ---- cut off -----------------------------------------------------------------------------------
+
+
+class Cut(Exception):
+    """The power goes, or somebody kills the process."""
+
+
+def cut_after(kernel: FakeKernel, count: int) -> Callable[[str, str, float], Any]:
+    def write(path: str, value: str, timeout: float) -> Any:
+        if len(kernel.writes) >= count:
+            raise Cut
+        return kernel(path, value, timeout)
+
+    return write
+
+
+def all_cuts(kernel: FakeKernel) -> int:
+    result = bind(kernel, "44:00.0", "vfio-pci", type_="DMA", check=True)
+    return len(result["writes"])
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_a_run_that_was_cut_off_is_undone_by_the_next(kernel: FakeKernel, count: int) -> None:
+    assert all_cuts(kernel) == 6
+    before, kind = state(kernel), group_type(kernel, "0000:44:00.0")
+    reader = Reader(str(kernel.root))
+    store, accept = Store(reader), ["guest-config"]
+    wish = Wish(("0000:44:00.0",), "vfio-pci", "DMA")
+    cut = Machine(reader, cut_after(kernel, count), 30, run=kernel.run, log=kernel.log)
+    with pytest.raises(Cut):
+        change(cut, [wish], store=store, accept=accept)
+    assert store.record() is not None
+    preview = run(kernel, [wish], accept=accept, check=True)
+    assert "was cut off" in preview["warnings"][-1]
+    assert preview["recovered"] is None
+    result = run(kernel, [Wish(("0000:43:00.0",), "nvidia")], accept=accept)
+    assert result["recovered"]["wish"] == "0000:44:00.0 to driver vfio-pci and type DMA"
+    assert result["recovered"]["outcome"] == "undone: all is as it was before"
+    assert (state(kernel), group_type(kernel, "0000:44:00.0")) == (
+        {**before, "0000:43:00.0": ("nvidia", "nvidia")},
+        kind,
+    )
+    control = kernel.device("0000:44:00.0") / "power/control"
+    assert control.read_text().strip() == "auto"
+    assert run(kernel, [wish], accept=accept)["recovered"] is None
+
+
+def test_what_a_reboot_ended_is_told_and_not_touched(kernel: FakeKernel) -> None:
+    reader = Reader(str(kernel.root))
+    store, accept = Store(reader), ["guest-config"]
+    wish = Wish(("0000:44:00.0",), "vfio-pci")
+    with pytest.raises(Cut):
+        change(Machine(reader, cut_after(kernel, 3), 30), [wish], store=store, accept=accept)
+    kernel.boot("another")
+    kernel.writes.clear()
+    result = run(kernel, [Wish(("0000:44:00.0",), "none")], accept=accept, check=True)
+    assert kernel.writes == []
+    result = run(kernel, [Wish(("0000:41:00.0",), "nvidia")])
+    assert result["recovered"]["outcome"].startswith("ended by a reboot")
+    assert result["recovered"]["writes"] == []
+    assert store.record() is None
+
+
+def test_services_stopped_by_a_run_that_was_cut_off_come_back(kernel: FakeKernel) -> None:
+    unit = "nvidia-dcgm.service"
+    at = service(kernel, 901, "/dev/nvidia3", unit, "nv-hostengine")
+
+    def answer(command: str) -> str:
+        shutil.rmtree(at, ignore_errors=True)
+        return ""
+
+    kernel.answer = answer
+    reader = Reader(str(kernel.root))
+    cut = Machine(reader, cut_after(kernel, 2), 30, run=kernel.run, log=kernel.log)
+    with pytest.raises(Cut):
+        change(
+            cut,
+            [Wish(("0000:44:00.0",), "vfio-pci")],
+            store=Store(reader),
+            accept=["guest-config"],
+            services=[unit],
+        )
+    run(kernel, [Wish(("0000:41:00.0",), "nvidia")])
+    assert kernel.commands == [f"systemctl stop {unit}", f"systemctl start {unit}"]
+
+
+def test_a_half_moved_gpu_somebody_took_meanwhile_is_left_alone(kernel: FakeKernel) -> None:
+    reader = Reader(str(kernel.root))
+    store, accept = Store(reader), ["guest-config"]
+    wish = Wish(("0000:44:00.0",), "vfio-pci")
+    with pytest.raises(Cut):
+        change(
+            Machine(reader, cut_after(kernel, 4), 30, run=kernel.run, log=kernel.log),
+            [wish],
+            store=store,
+            accept=accept,
+        )
+    assert kernel.driver("0000:44:00.0") == "vfio-pci"
+    at = kernel.root / "proc/4343"
+    (at / "fd").mkdir(parents=True)
+    (at / "fd/9").symlink_to("/dev/vfio/45")
+    (at / "cmdline").write_bytes(b"kvm\0")
+    (at / "cgroup").write_text("0::/qemu.slice/300.scope\n")
+    node = kernel.root / "dev/vfio/45"
+    node.parent.mkdir(parents=True, exist_ok=True)
+    node.write_text("c 240:45")
+    number = kernel.root / "sys/class/vfio/45"
+    number.mkdir(parents=True, exist_ok=True)
+    (number / "dev").write_text("240:45\n")
+    kernel.writes.clear()
+    with pytest.raises(GpuHostError, match=r"cut off and cannot be undone now.*process 4343"):
+        run(kernel, [wish], accept=accept)
+    assert kernel.writes == []
+    assert store.record() is not None
+
+
+def test_a_hung_unbind_is_marked_and_later_runs_stop_at_once(kernel: FakeKernel) -> None:
+    kernel.answers["/nvidia/unbind", "0000:44:00.0"] = "stuck"
+    result = bind(kernel, "44:00.0", "vfio-pci")
+    assert "reboot is needed" in result["msg"]
+    assert Store(Reader(str(kernel.root))).record() is None  # told, marked and left
+    kernel.writes.clear()
+    again = bind(kernel, "44:00.0", "nvidia")
+    assert [guard["id"] for guard in again["guards"]] == ["stuck"]
+    assert kernel.writes == []
+    assert bind(kernel, "43:00.0", "vfio-pci")["changed"]  # the others still work
+    kernel.boot("another")
+    kernel.answers.clear()
+    assert bind(kernel, "44:00.0", "vfio-pci")["changed"]

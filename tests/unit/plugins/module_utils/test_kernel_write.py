@@ -10,10 +10,8 @@ from pathlib import Path
 from ansible_collections.gpuhost.inference.plugins.module_utils import _kernel_write
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
     Outcome,
-    read_guarded,
     write,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from pytest import MonkeyPatch  # noqa: PT013
 
 
@@ -85,16 +83,3 @@ def test_a_module_that_cannot_be_loaded_says_why(monkeypatch: MonkeyPatch, tmp_p
     assert refused.detail.endswith("modprobe bad failed (1): FATAL: Module bad not found")
     monkeypatch.setattr(_kernel_write, "MODPROBE", str(tmp_path / "none"))
     assert "No such file" in write(str(tmp_path / "none"), "good", 5).detail
-
-
-def test_a_file_behind_a_held_lock_does_not_hide_the_others(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_kernel_write, "_READ_SECONDS", 0.2)
-    (tmp_path / "first").write_text("nvidia\n")
-    os.mkfifo(tmp_path / "second")
-    (tmp_path / "third").write_text("(null)\n")
-    paths = ["/first", "/second", "/third", "/fourth"]
-    found = read_guarded(Reader(str(tmp_path)), paths)
-    assert found == {"/first": "nvidia", "/third": "(null)", "/fourth": None}
-    release(tmp_path / "second")
