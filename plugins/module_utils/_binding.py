@@ -38,6 +38,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._guards import (
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
     GROUPS,
+    TYPES,
     explain_refusal,
     holds_group,
     read_group,
@@ -109,13 +110,27 @@ class Shape:
     types: Mapping[str, str | None]
 
 
+def foresee(host: Reader, gpus: Iterable[Gpu], wishes: Sequence[Wish]) -> list[Reason]:
+    """Return what all guards say now to wishes, for GPUs that were read already.
+
+    Raises:
+        GpuHostError: the wishes contradict each other, or something could not be read.
+    """
+    situation = _situation(host, Store(host), gpus)
+    return judge(situation, plan_change(situation, wishes).targets)
+
+
 def read_situation(host: Reader, store: Store) -> Situation:
     """Read all that plans and guards depend on, once.
 
     Raises:
         UnreadableError: something needed for every answer could not be read.
     """
-    gpus = {gpu.address: gpu for gpu in read_gpus(host)}
+    return _situation(host, store, read_gpus(host))
+
+
+def _situation(host: Reader, store: Store, cards: Iterable[Gpu]) -> Situation:
+    gpus = {gpu.address: gpu for gpu in cards}
     sleepy, restore = {}, set()
     for address, had in (item for gpu in gpus.values() for item in present(gpu).items()):
         device = read_device(host, address)
@@ -215,6 +230,9 @@ def set_group_type(
 
 def _resolved(host: Reader, wishes: Sequence[Wish]) -> list[Wish]:
     """Return the wishes with full addresses; all are checked together."""
+    wrong = sorted({wish.type for wish in wishes if wish.type} - set(TYPES))
+    if wrong:
+        raise GpuHostError(f"there is no type {', '.join(wrong)}: give one of {', '.join(TYPES)}")
     choose(host, [address for wish in wishes for address in wish.addresses])
     return [replace(wish, addresses=tuple(choose(host, wish.addresses))) for wish in wishes]
 

@@ -160,8 +160,8 @@ class Store:
 
         A write that has returned meanwhile is no longer in the way: its process is gone.
         """
-        found = self._load(self._stuck) or {}
-        if found.get("boot") != self.boot():
+        found = self._load(self._stuck)
+        if found is None or found.get("boot") != self.boot():
             return {}
         return {
             address: mark["text"]

@@ -54,7 +54,7 @@ options:
       - V(none) unbinds and keeps every driver away, until the module binds another.
     type: str
     choices: [nvidia, vfio-pci, none]
-  iommu_type: &iommu_type
+  iommu_type:
     description:
       - Type for the IOMMU groups of the GPUs; without it they keep theirs. V(auto) stands for the
         type of the boot.
@@ -80,7 +80,10 @@ options:
     suboptions:
       addresses: *addresses
       driver: *driver
-      iommu_type: *iommu_type
+      iommu_type:
+        description:
+          - As O(iommu_type); null leaves the type.
+        type: str
       expect: *expect
       name:
         description:
@@ -249,16 +252,21 @@ def main() -> None:
     binding = {
         "addresses": {"type": "list", "elements": "str"},
         "driver": {"type": "str", "choices": list(CHOICES)},
-        "iommu_type": {"type": "str", "choices": list(TYPES)},
         "expect": {"type": "dict", "options": {"id": {"type": "str"}}},
     }
     module = AnsibleModule(
         argument_spec={
             **binding,
+            "iommu_type": {"type": "str", "choices": list(TYPES)},
             "bindings": {
                 "type": "list",
                 "elements": "dict",
-                "options": {**binding, "name": {"type": "str"}, "guest": {"type": "dict"}},
+                "options": {  # as the layout has them; a null is no choice to AnsibleModule
+                    **binding,
+                    "iommu_type": {"type": "str"},
+                    "name": {"type": "str"},
+                    "guest": {"type": "dict"},
+                },
                 "required_together": [("addresses", "driver")],
                 "required_one_of": [("addresses",)],
             },
@@ -286,7 +294,7 @@ def main() -> None:
             type=one["iommu_type"],
             expect_id=(one["expect"] or {}).get("id"),
         )
-        for one in options["bindings"] or [options]
+        for one in ([options] if options["bindings"] is None else options["bindings"])
     ]
     try:
         result = change(

@@ -24,7 +24,9 @@ def kernel(host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_list_may_come_as_a_string(kernel: FakeKernel, run_module: Run) -> None:
-    result = run_module(gpu, addresses="43:00.0,44:00.0", driver="vfio-pci", accept=["guest-config"])
+    result = run_module(
+        gpu, addresses="43:00.0,44:00.0", driver="vfio-pci", accept=["guest-config"]
+    )
     assert [one["driver"] for one in result["gpus"]] == ["vfio-pci", "vfio-pci"]
     assert result["changed"] is True
 
@@ -56,3 +58,58 @@ def test_an_unknown_driver_is_an_option_error(kernel: FakeKernel, run_module: Ru
     result = run_module(gpu, addresses=["44:00.0"], driver="nouveau")
     assert "must be one of: nvidia, vfio-pci, none" in result["msg"]
     assert kernel.writes == []
+
+
+def test_entries_of_a_layout_are_bindings_as_they_are(kernel: FakeKernel, run_module: Run) -> None:
+    entries = [
+        {
+            "name": "inference",
+            "addresses": ["0000:43:00.0", "0000:44:00.0"],
+            "expect": {"id": "10de:2bb5"},
+            "driver": "nvidia",
+            "iommu_type": "DMA-FQ",
+            "guest": {"kind": "lxc", "vmid": 100, "sev_snp": False},
+        },
+        {
+            "name": "spare",
+            "addresses": ["0000:81:00.0"],
+            "expect": None,
+            "driver": "none",
+            "iommu_type": None,
+            "guest": None,
+        },
+    ]
+    result = run_module(gpu, bindings=entries, accept=["guest-config"])
+    assert [one["driver"] for one in result["gpus"]] == ["nvidia", "nvidia", None]
+    assert result["diff"]["after"]["0000:43:00.0"]["type"] == "DMA-FQ"
+    assert run_module(gpu, bindings=entries)["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bindings": [{"addresses": ["44:00.0"]}]}, "required together"),
+        ({"bindings": [{"driver": "nvidia"}]}, "required"),
+        ({"addresses": ["44:00.0"], "driver": "none", "bindings": []}, "mutually exclusive"),
+        (
+            {"bindings": [{"addresses": ["44:00.0"], "driver": "none", "iommu_type": "lazy"}]},
+            "no type lazy: give one of identity, DMA, DMA-FQ, auto",
+        ),
+        ({"addresses": ["44:00.0"], "driver": "none", "timeout": 0}, "seconds above 0"),
+    ],
+)
+def test_bad_options(
+    kernel: FakeKernel, run_module: Run, options: dict[str, Any], words: str
+) -> None:
+    result = run_module(gpu, **options)
+    assert result["failed"] is True
+    assert words in result["msg"]
+    assert kernel.writes == []
+
+
+@pytest.mark.parametrize("options", [{"addresses": [], "driver": "none"}, {"bindings": []}])
+def test_a_layout_without_entries_asks_for_nothing(
+    kernel: FakeKernel, run_module: Run, options: dict[str, Any]
+) -> None:
+    result = run_module(gpu, **options)
+    assert (result["changed"], result["gpus"]) == (False, [])
