@@ -58,8 +58,8 @@ options:
     default: present
   modprobe_options:
     description:
-      - Module options to compare with those in force, as V({nvidia: {NVreg_X: "0"}}). They are only
-        compared, in RV(modprobe).
+      - Module options to compare with those in force, a dictionary of options for each module. They
+        are only compared, in RV(modprobe).
     type: dict
     default: {}
   timeout:
@@ -80,6 +80,13 @@ EXAMPLES = r"""
 - name: Take any value of a parameter out
   gpuhost.inference.kernel_cmdline:
     absent: [vfio-pci.ids]
+
+- name: See whether the driver uses the options of modprobe.d
+  gpuhost.inference.kernel_cmdline:
+    modprobe_options:
+      nvidia: {NVreg_DmaRemapPeerMmio: "0"}
+  register: options
+  failed_when: options.modprobe | selectattr('pending') | length > 0
 
 - name: Leave the boot loader's files as they were
   gpuhost.inference.kernel_cmdline:
