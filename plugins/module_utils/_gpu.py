@@ -11,18 +11,23 @@ No command is called: nvidia-smi would load the driver and enable cards.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _iommu, _owners
+from ansible_collections.gpuhost.inference.plugins.module_utils._child import ask
 from ansible_collections.gpuhost.inference.plugins.module_utils._chips import identify
+from ansible_collections.gpuhost.inference.plugins.module_utils._display import (
+    Screens,
+    display_signs,
+    read_screens,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
-)
-from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
-    read_guarded,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DEVICES,
@@ -121,24 +126,24 @@ def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]
     devices = {device.address: device for device in read_devices(host)}
     cards = sorted(address for address, device in devices.items() if device.is_gpu)
     wanted = cards if addresses is None else _chosen(addresses, devices, cards)
-    companions = {
-        card: [
-            device
-            for device in devices.values()
-            if slot_of(device.address) == slot_of(card) and not device.is_gpu
-        ]
-        for card in cards
-    }
-    minors = {card: _minor(host, card) for card in cards}
+    slots: dict[str, list[PciDevice]] = {}
+    for device in devices.values():
+        slots.setdefault(slot_of(device.address), []).append(device)
+    companions = {card: [one for one in slots[slot_of(card)] if not one.is_gpu] for card in cards}
+    minors = _read_minors(host, cards)
+    doubts: dict[str, list[str]] = {card: [] for card in cards}
     numbers: dict[_owners.Number, list[str]] = {}
+    majors = _owners.read_majors(host)
     for card in cards:
         functions = (devices[card], *companions[card])
-        for number in _owners.card_numbers(
-            host,
-            minors[card],
-            {one.group for one in functions if one.group is not None},
-            [one.address for one in functions],
-        ):
+        groups = {one.group for one in functions if one.group is not None}
+        names = [one.address for one in functions]
+        try:
+            found = _owners.card_numbers(host, majors, minors.get(card), groups, names)
+        except UnreadableError as error:
+            doubts[card].append(str(error))
+            continue
+        for number in found:
             numbers.setdefault(number, []).append(card)
     users, unknown = _owners.read_users(host, numbers)
     try:
@@ -146,26 +151,25 @@ def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]
     except UnreadableError as error:
         owners = {}
         unknown.append(f"guests: {error}")
-    overrides = read_guarded(
+    screens = read_screens(host)
+    states = _read_states(
         host,
-        [
-            f"{DEVICES}/{address}/driver_override"
-            for card in wanted
-            for address in (card, *(device.address for device in companions[card]))
-        ],
+        [one.address for card in wanted for one in (devices[card], *companions[card])],
     )
-    return [
-        replace(
-            gpu,
-            users=tuple(users.get(gpu.address, [])),
-            users_unknown=(*unknown, *gpu.users_unknown),
-            owners=tuple(owners.get(gpu.address, [])),
+    gpus = []
+    for card in wanted:
+        gpu = _describe(host, (devices[card], *companions[card]), minors.get(card), states, screens)
+        if card not in minors:
+            doubts[card].append(f"{_information(card)} gave no answer")
+        gpus.append(
+            replace(
+                gpu,
+                users=tuple(users.get(card, [])),
+                users_unknown=(*unknown, *doubts[card], *gpu.users_unknown),
+                owners=tuple(owners.get(card, [])),
+            )
         )
-        for gpu in (
-            _describe(host, devices[card], companions[card], minors[card], overrides)
-            for card in wanted
-        )
-    ]
+    return gpus
 
 
 def choose(host: Reader, addresses: Iterable[str]) -> list[str]:
@@ -201,35 +205,78 @@ def _chosen(addresses: Iterable[str], devices: dict[str, PciDevice], cards: list
     return sorted(chosen)
 
 
-def _minor(host: Reader, address: str) -> int | None:
-    """Return N of the card's `/dev/nvidiaN`, from the file the driver shows while bound."""
-    text = host.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
-    match = re.search(r"^Device Minor:\s*(\d+)\s*$", text, re.MULTILINE)
-    return int(match[1]) if match else None
+def _information(address: str) -> str:
+    return f"/proc/driver/nvidia/gpus/{address}/information"
+
+
+def _read_minors(host: Reader, cards: Sequence[str]) -> dict[str, int | None]:
+    """Return N of each card's `/dev/nvidiaN`, from the file the driver shows while bound.
+
+    `None` while the driver is not bound. A card whose file gives no answer has no entry: the
+    driver is in trouble, perhaps in its remove function, which it enters after the `driver` link
+    in sysfs is gone.
+    """
+    texts = ask(lambda card: host.text(_information(card)), cards)
+    found: dict[str, int | None] = {}
+    for card, text in texts.items():
+        match = re.search(r"^Device Minor:\s*(\d+)\s*$", text or "", re.MULTILINE)
+        found[card] = int(match[1]) if match else None
+    return found
+
+
+def _read_states(host: Reader, functions: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Read what the kernel shows under the device lock, or only when the device is awake.
+
+    `driver_override` and `sriov_numvfs` wait for a pending bind or unbind, and the configuration
+    space for a change of the power state. The latter is not read in D3cold: that would wake the
+    device (pci_config_pm_runtime_get in the kernel).
+
+    Returns:
+        `override`, `vfs`, `config` (its first four bytes in hexadecimal) and `asleep` of each
+        function; those that gave no answer in two seconds are left out.
+    """
+
+    def read(address: str) -> str:
+        at = f"{DEVICES}/{address}"
+        asleep = _optional(host, f"{at}/power_state") == "D3cold"
+        try:
+            config = None if asleep else host.head(f"{at}/config", 4)
+        except UnreadableError:
+            config = None
+        return json.dumps(
+            {
+                "override": host.text(f"{at}/driver_override"),
+                "vfs": host.text(f"{at}/sriov_numvfs"),
+                "config": config and config.hex(),
+                "asleep": asleep,
+            }
+        )
+
+    return {address: json.loads(text or "") for address, text in ask(read, functions).items()}
 
 
 def _describe(
     host: Reader,
-    device: PciDevice,
-    companions: list[PciDevice],
+    functions: Sequence[PciDevice],
     minor: int | None,
-    overrides: dict[str, str | None],
+    states: Mapping[str, Mapping[str, Any]],
+    screens: Screens,
 ) -> Gpu:
+    device, *companions = functions
     at = f"{DEVICES}/{device.address}"
     name, architecture, has_fsp = identify(device.id)
-    unknown, vfs = [], None
-    try:
-        vfs = host.text(f"{at}/sriov_numvfs")
-    except UnreadableError as error:
-        unknown.append(str(error))
+    state = states.get(device.address, {})
+    config = state.get("config")
+    windows = _windows(host.text(f"{at}/resource") or "")
+    unknown = []
     if device.driver == "nvidia" and minor is None:
         unknown.append("/proc/driver/nvidia does not say which device node belongs to this GPU")
-    for function in (device, *companions):
-        if f"{DEVICES}/{function.address}/driver_override" not in overrides:
-            unknown.append(
-                f"driver_override of {function.address} cannot be read: "
-                "a bind or unbind of it may be pending in the kernel"
-            )
+    unknown += [
+        f"driver_override of {function.address} cannot be read: "
+        "a bind or unbind of it may be pending in the kernel"
+        for function in functions
+        if function.address not in states
+    ]
     return Gpu(
         address=device.address,
         id=device.id,
@@ -240,7 +287,7 @@ def _describe(
         has_fsp=has_fsp,
         numa_node=device.numa_node,
         driver=device.driver,
-        driver_override=_override(overrides, device.address),
+        driver_override=_override(states, device.address),
         device_minor=minor,
         iommu_group=None if device.group is None else _iommu.read_group(host, device.group),
         companions=tuple(
@@ -248,17 +295,15 @@ def _describe(
                 companion.address,
                 companion.class_,
                 companion.driver,
-                _override(overrides, companion.address),
+                _override(states, companion.address),
             )
             for companion in companions
         ),
-        bars=_bars(host.text(f"{at}/resource") or ""),
-        link=Link(
-            speed=_optional(host, f"{at}/current_link_speed"),
-            width=_count(_optional(host, f"{at}/current_link_width")),
-            max_speed=_optional(host, f"{at}/max_link_speed"),
-            max_width=_count(_optional(host, f"{at}/max_link_width")),
+        bars=tuple(
+            Bar(index, last - first + 1 if last > first else 0) for index, first, last in windows
         ),
+        # newer kernels wake a device for this
+        link=Link(None, None, None, None) if state.get("asleep") else _link(host, at),
         power=Power(
             state=_optional(host, f"{at}/power_state"),
             control=_optional(host, f"{at}/power/control"),
@@ -270,31 +315,32 @@ def _describe(
         reset_methods=tuple((_optional(host, f"{at}/reset_method") or "").split()),
         sriov=Sriov(
             total_vfs=_count(_optional(host, f"{at}/sriov_totalvfs")),
-            num_vfs=_count(vfs),
+            num_vfs=_count(state.get("vfs")),
             physfn=(host.link(f"{at}/physfn") or "").rpartition("/")[2] or None,
         ),
         users=(),
         users_unknown=tuple(unknown),
         owners=(),
-        config_readable=_config_readable(host, device.address),
+        config_readable=config != "ffffffff" if config else None,
         mig=_mig(host, device.driver, minor),
-        display=(),
+        display=display_signs(screens, device.address, _boot_vga(host, at), windows),
     )
 
 
-def _config_readable(host: Reader, address: str) -> bool | None:
-    """Tell whether the card answers on the bus: one that fell off it reads as all ones.
+def _link(host: Reader, at: str) -> Link:
+    return Link(
+        speed=_optional(host, f"{at}/current_link_speed"),
+        width=_count(_optional(host, f"{at}/current_link_width")),
+        max_speed=_optional(host, f"{at}/max_link_speed"),
+        max_width=_count(_optional(host, f"{at}/max_link_width")),
+    )
 
-    In D3cold it is not asked, for that would wake it (pci_config_pm_runtime_get in the kernel).
-    """
-    at = f"{DEVICES}/{address}"
-    if _optional(host, f"{at}/power_state") in ("D3cold", "error"):
-        return None
+
+def _boot_vga(host: Reader, at: str) -> str | None:
     try:
-        head = host.head(f"{at}/config", 4)
+        return host.text(f"{at}/boot_vga")
     except UnreadableError:
-        return None
-    return head != b"\xff" * 4 if head else None
+        return "1"  # it has one, and nothing says that it is not the one
 
 
 def _mig(host: Reader, driver: str | None, minor: int | None) -> bool | None:
@@ -302,14 +348,14 @@ def _mig(host: Reader, driver: str | None, minor: int | None) -> bool | None:
     if driver != "nvidia" or minor is None:
         return None
     try:
-        names = host.names(f"/proc/driver/nvidia/capabilities/gpu{minor}/mig")
+        names = host.names(f"{_owners.CAPABILITIES}/gpu{minor}/mig")
     except UnreadableError:
         return None
     return any(re.fullmatch(r"gi\d+", name) for name in names)
 
 
-def _override(overrides: dict[str, str | None], address: str) -> str | None:
-    text = overrides.get(f"{DEVICES}/{address}/driver_override")
+def _override(states: Mapping[str, Mapping[str, Any]], address: str) -> str | None:
+    text = states.get(address, {}).get("override")
     return None if text in ("", "(null)") else text
 
 
@@ -325,11 +371,11 @@ def _count(text: str | None) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def _bars(resource: str) -> tuple[Bar, ...]:
+def _windows(resource: str) -> list[tuple[int, int, int]]:
     """Parse `resource`: a line per window with start, end and flags; the first six are BARs."""
-    bars = []
+    windows = []
     for index, line in enumerate(resource.splitlines()[:6]):
-        start, end, flags = (int(word, 16) for word in line.split())
+        first, last, flags = (int(word, 16) for word in line.split())
         if flags:
-            bars.append(Bar(index, end - start + 1 if end > start else 0))
-    return tuple(bars)
+            windows.append((index, first, last))
+    return windows

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._child import ask
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
@@ -20,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DEVICES,
     normalize_address,
+    slot_of,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -29,10 +32,20 @@ CONFIGS = (("lxc", "/etc/pve/lxc"), ("qemu", "/etc/pve/qemu-server"))
 MAPPINGS = "/etc/pve/mapping/pci.cfg"
 RUN = "/run/qemu-server"
 RESERVATIONS = f"{RUN}/pci-id-reservations"
+CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
 # Command lines are shown to whoever runs a playbook, and may hold keys
 _SECRET = re.compile(r"(--?[\w-]*(?:key|token|password|secret)[\w-]*[= ])\S+", re.IGNORECASE)
 _NVIDIA_NODE = re.compile(r"/dev/nvidia(\d+)")
+# a device given to QEMU by address, or by its folder in sysfs
+_ASSIGNED = re.compile(r"""(?:\bhost["=: ]+|sysfsdev["=: ]+\S*/)([0-9A-Fa-f:]+\.[0-7])""")
+_ALLOWED = re.compile(r"c (\d+):(\d+|\*)(?: [rwm]+)?")
+# address range, device and inode of the file, and its path: of shared mappings, and of all below
+# /dev; drivers give their memory to shared mappings, while those of libraries are private
+_MAPPING = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) (?:...s \S+|...p \S+(?=[^/\n]*/dev/)) (\S+ \d+) +(/.*)$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -72,22 +85,47 @@ class Owner:
     detail: str
 
 
+def read_majors(host: Reader) -> dict[str, int]:
+    """Return the major numbers of character devices by name, from `/proc/devices`."""
+    characters = (host.text("/proc/devices") or "").partition("Block devices:")[0]
+    pairs = (line.split() for line in characters.splitlines())
+    return {pair[1]: int(pair[0]) for pair in pairs if len(pair) == 2 and pair[0].isdigit()}
+
+
+def _nvidia_major(majors: Mapping[str, int]) -> int:
+    """Return the major number of `/dev/nvidiaN`: 195 in all drivers, unless the kernel differs."""
+    return majors.get("nvidia", majors.get("nvidia-frontend", 195))
+
+
 def card_numbers(
-    host: Reader, minor: int | None, groups: Iterable[int], functions: Iterable[str]
+    host: Reader,
+    majors: Mapping[str, int],
+    minor: int | None,
+    groups: Iterable[int],
+    functions: Iterable[str],
 ) -> set[Number]:
     """Return the (major, minor) of every device node through which this one card is used.
 
-    These are the driver's node, DRM nodes, and VFIO's nodes for the group and for the device.
-    `/dev/nvidiactl` and `/dev/nvidia-uvm` serve all cards, so holding them says nothing.
+    These are the driver's node and those of its MIG instances, DRM nodes, VFIO's nodes for the
+    group and for the device, and the sound nodes of a companion, whose driver lets go only when
+    they are closed (snd_card_free in the kernel). `/dev/nvidiactl`, `/dev/nvidia-uvm` and
+    `/dev/nvidia-modeset` serve all cards, so holding them says nothing.
+
+    Raises:
+        UnreadableError: some of them cannot be found out.
     """
     numbers = set()
     if minor is not None:
-        numbers.add((_nvidia_major(host), minor))
-    files = [f"/sys/class/vfio/{group}/dev" for group in groups]
+        numbers.add((_nvidia_major(majors), minor))
+        if "nvidia-caps" in majors:
+            numbers |= {(majors["nvidia-caps"], one) for one in _capabilities(host, minor)}
+    names = [name for group in groups for name in (f"{group}", f"noiommu-{group}")]
+    files = [f"/sys/class/vfio/{name}/dev" for name in names]
     for function in functions:
-        for kind in ("drm", "vfio-dev"):
-            folder = f"{DEVICES}/{function}/{kind}"
-            files += [f"{folder}/{name}/dev" for name in host.names(folder)]
+        at = f"{DEVICES}/{function}"
+        folders = [f"{at}/drm", f"{at}/vfio-dev"]
+        folders += [f"{at}/sound/{card}" for card in host.names(f"{at}/sound")]
+        files += [f"{folder}/{name}/dev" for folder in folders for name in host.names(folder)]
     for file in files:
         major, _colon, low = (host.text(file) or "").partition(":")
         if major.isdigit() and low.isdigit():
@@ -95,22 +133,32 @@ def card_numbers(
     return numbers
 
 
-def _nvidia_major(host: Reader) -> int:
-    """Return the major number of `/dev/nvidiaN`: 195 in all drivers, unless the kernel differs."""
-    listed = re.search(
-        r"^ *(\d+) nvidia(?:-frontend)?$", host.text("/proc/devices") or "", re.MULTILINE
-    )
-    return int(listed[1]) if listed else 195
+def _capabilities(host: Reader, minor: int) -> Iterator[int]:
+    """Yield the minor numbers of the nodes that stand for a card's MIG instances."""
+    at = f"{CAPABILITIES}/gpu{minor}/mig"
+    for instance in host.names(at):
+        parts = host.names(f"{at}/{instance}")  # access, and a folder for each compute instance
+        for path in (f"{at}/{instance}", *(f"{at}/{instance}/{part}" for part in parts)):
+            found = re.search(r"DeviceFileMinor: (\d+)", host.text(f"{path}/access") or "")
+            if found:
+                yield int(found[1])
 
 
 def read_users(
-    host: Reader, numbers: Mapping[Number, Sequence[str]]
+    host: Reader, numbers: Mapping[Number, Sequence[str]], kind: str = "c"
 ) -> tuple[dict[str, list[User]], list[str]]:
-    """Look through the open files of every process once, for all cards.
+    """Look through the open and mapped files of every process once, for all cards.
 
-    `numbers` leads from the device number of a node to the addresses of its cards. Numbers are
-    compared, never paths: a container may have its own node under any name. Processes that end
-    meanwhile are no users.
+    Numbers are compared, never paths: a container may have its own node under any name.
+    Processes that end meanwhile are no users. A process that does not answer in two seconds, as
+    one whose memory map is locked or whose files lie on a dead file server, is not known.
+    Two kinds of holder are not seen: threads that gave up sharing the open files of their
+    process, and files on their way through a socket.
+
+    Args:
+        host: the host.
+        numbers: lead from the device number of a node to the addresses of its cards.
+        kind: of the nodes, `c` for character and `b` for block devices.
 
     Returns:
         The users of each address, and what could not be looked at: while that is not empty,
@@ -118,52 +166,119 @@ def read_users(
     """
     users: dict[str, list[User]] = {}
     unknown: list[str] = []
-    for pid in sorted(int(name) for name in host.names("/proc") if name.isdigit()):
-        for number, path in _open_nodes(host, pid, unknown).items():
-            if number in numbers:
-                user = _user(host, pid, host.link(path) or "{}:{}".format(*number))
-                for card in numbers[number]:
+    pids = sorted((name for name in host.names("/proc") if name.isdigit()), key=int)
+    looked = ask(lambda pid: _look(host, pid, numbers, kind), pids)
+    for pid in pids:
+        if pid not in looked:
+            name = host.text(f"/proc/{pid}/comm")
+            unknown.append(f"the open files of process {pid} ({name}) could not be looked at")
+        elif looked[pid]:
+            found = json.loads(looked[pid] or "")
+            unknown += found["unknown"]
+            for major, minor, node, how in found["nodes"]:
+                cgroup = found["cgroup"]
+                user = User(int(pid), found["command"], cgroup, node, _unit(cgroup), how)
+                for card in numbers[major, minor]:
                     users.setdefault(card, []).append(user)
     if len(unknown) > 3:  # without privileges that is nearly every process
         unknown[3:] = [f"and the open files of {len(unknown) - 3} more processes"]
     return users, unknown
 
 
-def _open_nodes(host: Reader, pid: int, unknown: list[str]) -> dict[Number, str]:
-    """Return the device nodes a process has open, each with one of its `/proc/PID/fd` entries."""
-    found = {}
+def _look(host: Reader, pid: str, wanted: Collection[Number], kind: str) -> str:
+    """Return as JSON which wanted nodes a process holds; empty when it holds none."""
+    at = f"/proc/{pid}"
+    unknown: list[str] = []
+    found: dict[Number, tuple[str, str]] = {}
     try:
-        entries = host.names(f"/proc/{pid}/fd")
+        open_files = {at: host.names(f"{at}/fd")}
+        if not open_files[at]:  # its first thread may have ended before others, which hold files
+            threads = [f"{at}/task/{one}" for one in host.names(f"{at}/task") if one != pid]
+            open_files.update((thread, host.names(f"{thread}/fd")) for thread in threads)
+        for folder, names in open_files.items():
+            for name in names:
+                node = _opened(host, folder, name, kind, unknown)
+                if node:
+                    found.setdefault(node[0], (node[1], "open"))
+            if kind == "c":
+                for number, path in _mapped(host, folder, at):
+                    found.setdefault(number, (path, "mapped"))
     except UnreadableError as error:
         unknown.append(str(error))
-        entries = []
-    for entry in entries:
-        path = f"/proc/{pid}/fd/{entry}"
-        try:
-            number = host.device_number(path)
-        except UnreadableError as error:
+    nodes = [(*number, *found[number]) for number in found if number in wanted]
+    if not nodes and not unknown:
+        return ""
+    cgroups = (host.text(f"{at}/cgroup") or "").splitlines() if nodes else []
+    return json.dumps(
+        {
+            "unknown": unknown[:1],
+            "nodes": nodes,
+            "command": _shown_command(host, pid) if nodes else "",
+            "cgroup": cgroups[-1].split(":", 2)[2] if cgroups else None,
+        }
+    )
+
+
+def _opened(
+    host: Reader, at: str, name: str, kind: str, unknown: list[str]
+) -> tuple[Number, str] | None:
+    """Return number and path of the device node that a process, or a thread of it, has open."""
+    path = f"{at}/fd/{name}"
+    try:
+        number = host.device_number(path, kind)
+        return (number, host.link(path) or "{}:{}".format(*number)) if number else None
+    except UnreadableError as error:
+        if not _without_nodes(host, at, name):
             unknown.append(str(error))
-        else:
-            if number:
-                found[number] = path
-    return found
+        return None
 
 
-def _user(host: Reader, pid: int, node: str) -> User:
+def _without_nodes(host: Reader, at: str, entry: str) -> bool:
+    """Tell whether an open file lies on a mount without device nodes (nodev).
+
+    Root may not look at files on FUSE mounts of others, and all those are such mounts.
+    """
+    mount = re.search(r"^mnt_id:\s*(\d+)$", host.text(f"{at}/fdinfo/{entry}") or "", re.MULTILINE)
+    for line in (host.text(f"{at}/mountinfo") or "").splitlines() if mount else ():
+        fields = line.split()
+        if mount and fields[0] == mount[1]:
+            return "nodev" in fields[5].split(",")
+    return False
+
+
+def _mapped(host: Reader, at: str, process: str) -> Iterator[tuple[Number, str]]:
+    """Yield number and path of the device nodes that a process has mapped into its memory.
+
+    `maps` names device and inode of the file system a node lies on, and a path that may be of a
+    container. Only the links in `map_files` lead to the node itself.
+    """
+    files: dict[tuple[bytes, bytes], tuple[int, int]] = {}
+    for start, end, inode, path in _MAPPING.findall(host.data(f"{at}/maps") or b""):
+        files.setdefault((inode, path), (int(start, 16), int(end, 16)))
+    for (_inode, path), (first, last) in files.items():
+        node = path.decode("utf-8", "replace")
+        number = host.device_number(f"{process}/map_files/{first:x}-{last:x}")
+        if number is None and node.startswith("/dev/"):  # unmapped meanwhile, or a thread's
+            number = host.device_number(node)
+        if number:
+            yield number, node
+
+
+def _shown_command(host: Reader, pid: str) -> str:
     command = " ".join(_arguments(host, pid)) or f"[{host.text(f'/proc/{pid}/comm') or '?'}]"
-    cgroups = (host.text(f"/proc/{pid}/cgroup") or "").splitlines()
-    command = _SECRET.sub(r"\1(redacted)", command)
-    cgroup = cgroups[-1].split(":", 2)[2] if cgroups else None
-    return User(pid, command, cgroup, node, _unit(cgroup), "open")
+    return _SECRET.sub(r"\1(redacted)", command)
 
 
 def _unit(cgroup: str | None) -> str | None:
-    """Return the innermost systemd unit of a cgroup path; slices only group units."""
-    units = re.findall(r"/([^/]+\.(?:service|scope))(?=/|$)", cgroup or "")
-    return units[-1] if units else None
+    """Return the unit of the host's systemd that a process belongs to, `None` in a container.
+
+    Only slices stand above it; what a unit has below itself is its own affair.
+    """
+    found = re.match(r"(?:/[^/]+\.slice)*/([^/]+\.(?:service|scope))(?:/|$)", cgroup or "")
+    return found[1] if found else None
 
 
-def _arguments(host: Reader, pid: int) -> tuple[str, ...]:
+def _arguments(host: Reader, pid: str) -> tuple[str, ...]:
     content = host.data(f"/proc/{pid}/cmdline") or b""
     return tuple(content.decode("utf-8", "replace").rstrip("\n\0").split("\0")) if content else ()
 
@@ -174,7 +289,11 @@ def read_guests(host: Reader) -> list[Guest]:
     Raises:
         UnreadableError: the configurations cannot be read, so no card can be called free.
     """
-    if host.exists("/etc/pve") and not any(host.exists(folder) for _kind, folder in CONFIGS):
+    places = ("/etc/pve", *(folder for _kind, folder in CONFIGS))
+    answers = ask(lambda path: "there" if host.exists(path) else None, places)
+    if len(answers) < len(places):
+        raise UnreadableError("/etc/pve does not answer: is pve-cluster working?")
+    if answers["/etc/pve"] and not any(answers[folder] for _kind, folder in CONFIGS):
         raise UnreadableError("/etc/pve holds no guest configurations: is pve-cluster running?")
     guests = {}
     for kind, folder in CONFIGS:
@@ -184,18 +303,16 @@ def read_guests(host: Reader) -> list[Guest]:
                 guests[guest.vmid] = guest
     for file in host.names(RUN):
         if re.fullmatch(r"\d+\.pid", file) and int(file[:-4]) not in guests:
-            guest = _with_process(host, Guest("qemu", int(file[:-4]), None, None, (), False))
-            if guest.running:
-                guests[guest.vmid] = guest
-    return [guests[vmid] for vmid in sorted(guests)]
+            guests[int(file[:-4])] = Guest("qemu", int(file[:-4]), None, None, (), False)
+    found = _with_processes(host, list(guests.values()))
+    return sorted((one for one in found if one.path or one.running), key=lambda one: one.vmid)
 
 
 def _guest(host: Reader, kind: str, vmid: int, path: str) -> Guest:
     config = tuple(_settings(host.text(path) or ""))
     name = dict(config).get("hostname" if kind == "lxc" else "name")
-    if kind == "lxc":
-        return Guest(kind, vmid, name, path, config, _container_runs(host, vmid))
-    return _with_process(host, Guest(kind, vmid, name, path, config, False))
+    runs = _container_runs(host, vmid) if kind == "lxc" else False
+    return Guest(kind, vmid, name, path, config, runs)
 
 
 def _settings(text: str) -> Iterator[tuple[str, str]]:
@@ -220,18 +337,58 @@ def _container_runs(host: Reader, vmid: int) -> bool | None:
     return False
 
 
-def _with_process(host: Reader, guest: Guest) -> Guest:
-    """Add the running process of a virtual machine, if its pid file still names one of its own."""
-    pid = host.number(f"{RUN}/{guest.vmid}.pid")
-    if pid is None:
-        return guest
-    try:
-        command = _arguments(host, pid)
-    except UnreadableError:
-        return replace(guest, running=None, pid=pid)
-    if ("-id", str(guest.vmid)) not in zip(command, command[1:]):
-        return guest  # the process number was given to somebody else
-    return replace(guest, running=True, pid=pid, command=command)
+def _with_processes(host: Reader, guests: Sequence[Guest]) -> list[Guest]:
+    """Add the running processes of virtual machines, by pid file and by systemd's scope.
+
+    A pid file outlives its process, and the number may be given to somebody else: only a command
+    line with the number of the guest proves anything. A process without one is about to end, or
+    cannot, and may still hold its devices.
+    """
+    named: dict[int, list[str]] = {}
+    for guest in guests:
+        if guest.kind == "qemu":
+            scope = f"/sys/fs/cgroup/qemu.slice/{guest.vmid}.scope/cgroup.procs"
+            file = host.text(f"{RUN}/{guest.vmid}.pid")
+            named[guest.vmid] = [] if file is None else [file]
+            named[guest.vmid] += (host.text(scope) or "").split()
+    commands = _read_commands(host, {pid for pids in named.values() for pid in pids})
+    found = []
+    for guest in guests:
+        states = [
+            (_is_machine(commands, pid, guest.vmid), pid) for pid in named.get(guest.vmid, ())
+        ]
+        proved = [pid for state, pid in states if state]
+        if proved:
+            command = commands[proved[0]] or ()
+            found.append(replace(guest, running=True, pid=int(proved[0]), command=command))
+        elif any(state is None for state, _pid in states):
+            found.append(replace(guest, running=None))
+        else:
+            found.append(guest)
+    return found
+
+
+def _read_commands(host: Reader, pids: Iterable[str]) -> dict[str, tuple[str, ...] | None]:
+    """Return the command lines of those numbers that are processes.
+
+    `None` for one that has none, as it is about to end, or that does not let it be read.
+    """
+    processes = sorted(pid for pid in pids if pid.isdigit() and host.exists(f"/proc/{pid}"))
+    texts = ask(lambda pid: "\0".join(_arguments(host, pid)), processes)
+    return {
+        pid: tuple(text.split("\0")) if text else None
+        for pid, text in ((pid, texts.get(pid)) for pid in processes)
+    }
+
+
+def _is_machine(commands: Mapping[str, tuple[str, ...] | None], pid: str, vmid: int) -> bool | None:
+    """Tell whether a process number is that of a virtual machine, `None` when nobody knows."""
+    if not pid.isdigit():  # a damaged pid file
+        return None
+    if pid not in commands:
+        return False
+    command = commands[pid]
+    return None if command is None else ("-id", str(vmid)) in zip(command, command[1:])
 
 
 def read_owners(
@@ -243,42 +400,41 @@ def read_owners(
     """Return the owners of each card; `numbers` is that of `read_users`.
 
     A container owns the cards whose nodes it lists. Without its driver a card has no node, so a
-    container's claim on a card that is on vfio-pci cannot be seen here.
+    container's claim on a card that is on vfio-pci cannot be seen here: its `dev3: /dev/nvidia3`
+    then names a node of no card, or of another one.
     """
+    slots: dict[str, list[str]] = {}
+    for card in sorted(cards):
+        slots.setdefault(slot_of(card), []).append(card)
+    majors = read_majors(host)
     mappings = _read_mappings(host)
     owners: dict[str, list[Owner]] = {}
-    cards = set(cards)
     for guest in guests:
-        claims = _claims_of_vm(guest, mappings) if guest.kind == "qemu" else []
+        claims = _claims_of_vm(guest, mappings) if guest.kind == "qemu" else ()
         for source, claim, detail in claims:
-            for card in _matching(cards, claim):
+            for card in _matching(slots, claim):
                 owner = Owner(guest.kind, guest.vmid, source, guest.running, detail)
                 owners.setdefault(card, []).append(owner)
         for key, value in guest.config if guest.kind == "lxc" else ():
-            for card in sorted(
-                {card for n in _nodes(host, key, value) for card in numbers.get(n, ())}
-            ):
+            nodes = _nodes(host, majors, numbers, key, value)
+            for card in sorted({card for n in nodes for card in numbers.get(n, ())}):
                 owner = Owner("lxc", guest.vmid, "config", guest.running, f"{key}: {value}")
                 owners.setdefault(card, []).append(owner)
-    running = {guest.vmid: guest.running for guest in guests}
-    for address, vmid, until in _reservations(host):
-        for card in _matching(cards, address):
-            held = running.get(vmid, False) if until is None else until > time.time()
-            owner = Owner("qemu", vmid, "reservation", held, RESERVATIONS)
+    for address, vmid, running in _reservations(host):
+        for card in _matching(slots, address):
+            owner = Owner("qemu", vmid, "reservation", running, RESERVATIONS)
             owners.setdefault(card, []).append(owner)
     return owners
 
 
-def _matching(cards: set[str], claim: str) -> list[str]:
+def _matching(slots: Mapping[str, list[str]], claim: str) -> list[str]:
     """Return the cards a hostpci address means; any function of a card, or none, means its GPU."""
-    full = claim if "." in claim else f"{claim}.0"
     try:
-        address = normalize_address(full)
+        address = normalize_address(claim if "." in claim else f"{claim}.0")
     except GpuHostError:
         return []
-    if "." in claim and address in cards:
-        return [address]
-    return sorted(card for card in cards if card.startswith(address[:-1]))
+    cards = slots.get(slot_of(address), [])
+    return [address] if "." in claim and address in cards else cards
 
 
 def _claims_of_vm(
@@ -295,8 +451,11 @@ def _claims_of_vm(
             claims += mappings.get(options.get("mapping", ""), [])
             for claim in filter(None, claims):
                 yield "config", claim, f"{key}: {value}"
+        elif key == "args":  # options for QEMU as they are
+            for claim in _ASSIGNED.findall(value):
+                yield "config", claim, f"args with {claim}"
     for argument in guest.command:
-        for claim in re.findall(r"(?:,host=|,sysfsdev=\S*/)([0-9A-Fa-f:]+\.[0-7])", argument):
+        for claim in _ASSIGNED.findall(argument):
             yield "process", claim, f"process {guest.pid}: {argument}"
 
 
@@ -315,8 +474,24 @@ def _read_mappings(host: Reader) -> dict[str, list[str]]:
     return found
 
 
-def _nodes(host: Reader, key: str, value: str) -> Iterator[Number]:
-    """Yield the device numbers a line of a container's configuration gives to it."""
+def _nodes(
+    host: Reader,
+    majors: Mapping[str, int],
+    numbers: Collection[Number],
+    key: str,
+    value: str,
+) -> Iterator[Number]:
+    """Yield the device numbers a line of a container's configuration gives to it.
+
+    Permission for everything (`a`, `c *:* rwm`) gives no node and is no claim.
+    """
+    if re.fullmatch(r"lxc\.cgroup2?\.devices\.allow", key):
+        allowed = _ALLOWED.fullmatch(value)
+        if allowed:
+            for major, minor in numbers:
+                if int(allowed[1]) == major and allowed[2] in ("*", str(minor)):
+                    yield major, minor
+        return
     if re.fullmatch(r"dev\d+", key):
         parts = [part.partition("=") for part in value.split(",")]
         path = next(
@@ -331,17 +506,26 @@ def _nodes(host: Reader, key: str, value: str) -> Iterator[Number]:
         return
     card = _NVIDIA_NODE.fullmatch(path)
     if card:  # also when the node was not made yet
-        yield _nvidia_major(host), int(card[1])
+        yield _nvidia_major(majors), int(card[1])
     for node in (path, *(f"{path}/{name}" for name in host.names(path))):
         number = host.device_number(node)
         if number:
             yield number
 
 
-def _reservations(host: Reader) -> Iterator[tuple[str, int, float | None]]:
-    """Yield (address, guest, end of the reservation or None while a process holds it)."""
-    for line in (host.text(RESERVATIONS) or "").splitlines():
-        match = re.fullmatch(r"([0-9a-f:]+\.[0-7])\s+(\d+)\s+(time|pid):(\d+)", line.strip())
-        if match:
-            until = float(match[4]) if match[3] == "time" else None
-            yield normalize_address(match[1]), int(match[2]), until
+def _reservations(host: Reader) -> Iterator[tuple[str, int, bool | None]]:
+    """Yield (address, guest, whether the reservation holds now), `None` when nobody knows.
+
+    It holds until a time while a machine is starting, then as long as its process lives.
+    """
+    lines = re.findall(
+        r"^\s*([0-9a-f:]+\.[0-7])\s+(\d+)\s+(time|pid):(\d+)\s*$",
+        host.text(RESERVATIONS) or "",
+        re.MULTILINE | re.IGNORECASE,
+    )
+    commands = _read_commands(host, {value for _at, _vmid, kind, value in lines if kind == "pid"})
+    for address, vmid, kind, value in lines:
+        if kind == "time":
+            yield address, int(vmid), int(value) > time.time()
+        else:
+            yield address, int(vmid), _is_machine(commands, value, int(vmid))

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
 
-_CAPTURED_NODE = re.compile(r"[bc] (\d+):(\d+)\n?")
+_CAPTURED_NODE = re.compile(r"([bc]) (\d+):(\d+)\n?")
+_ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
 
 
 class Reader:
@@ -29,20 +31,21 @@ class Reader:
     def __init__(self, root: str = "/") -> None:
         self.root = Path(root)
         self._live = self.root == Path("/")
+        # text, for a scan asks for some 100,000 paths
+        self._prefix = "" if self._live else str(self.root)
 
-    def _at(self, path: str) -> Path:
-        return self.root / path.lstrip("/")
-
-    def _followed(self, path: str) -> Path:
+    def _followed(self, path: str) -> str:
         """Follow absolute links by hand in a captured tree; the live kernel follows its own."""
-        at = self._at(path)
+        at = self._prefix + path
         if self._live:
             return at
         for _hop in range(8):
-            if not at.is_symlink():
+            try:
+                target = os.readlink(at)
+            except OSError:  # no link, or nothing at all
                 break
-            target = os.readlink(at)
-            at = self._at(target) if target.startswith("/") else at.parent / target
+            above = self._prefix if target.startswith("/") else at.rpartition("/")[0] + "/"
+            at = above + target
         return at
 
     def data(self, path: str) -> bytes | None:
@@ -51,19 +54,15 @@ class Reader:
         Raises:
             UnreadableError: it exists but reading failed, for example EIO, EACCES or ENODEV.
         """
-        try:
-            return self._followed(path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
+        return self.head(path, -1)
 
     def head(self, path: str, size: int) -> bytes | None:
         """Return at most `size` first bytes of a file, for files too big to read; see `data`."""
         try:
-            with self._followed(path).open("rb") as file:
+            # unbuffered: a kernel file is asked once, and for no more than is wanted
+            with open(self._followed(path), "rb", buffering=0) as file:  # noqa: PTH123
                 return file.read(size)
-        except (FileNotFoundError, NotADirectoryError):
+        except _ABSENT:
             return None
         except OSError as error:
             raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
@@ -88,11 +87,11 @@ class Reader:
             UnreadableError: the link exists but must not be read, as other users' `/proc/PID/fd`.
         """
         try:
-            return os.readlink(self._at(path))
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            return os.readlink(self._prefix + path)
+        except _ABSENT:
             return None
         except OSError as error:
-            if error.errno == 22:  # EINVAL: it is there, but it is no link
+            if error.errno == errno.EINVAL:  # it is there, but it is no link
                 return None
             raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
 
@@ -104,7 +103,7 @@ class Reader:
         """
         try:
             return sorted(os.listdir(self._followed(path)))
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+        except _ABSENT:
             return []
         except OSError as error:
             raise UnreadableError(f"{path} could not be listed: {error.strerror}") from error
@@ -115,30 +114,36 @@ class Reader:
         Raises:
             UnreadableError: it must not be looked at.
         """
-        try:
-            return self._followed(path).exists()
-        except OSError as error:
-            raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
+        return self._status(path) is not None
 
-    def device_number(self, path: str) -> tuple[int, int] | None:
+    def device_number(self, path: str, kind: str = "c") -> tuple[int, int] | None:
         """Return (major, minor) of a device node, `None` for anything else or nothing.
 
+        Character and block devices are numbered apart: c 252:3 and b 252:3 are two devices.
         A captured tree need not hold device nodes: a file that reads `c 195:0` stands for one.
+
+        Args:
+            path: of the node, or of a link to it.
+            kind: `c` for character devices, `b` for block devices.
 
         Raises:
             UnreadableError: the node exists but must not be looked at.
         """
-        at = self._followed(path)
+        status = self._status(path)
+        if status is None:
+            return None
+        if (stat.S_ISCHR if kind == "c" else stat.S_ISBLK)(status.st_mode):
+            return os.major(status.st_rdev), os.minor(status.st_rdev)
+        if not self._live and stat.S_ISREG(status.st_mode) and status.st_size < 32:
+            match = _CAPTURED_NODE.fullmatch((self.data(path) or b"").decode("ascii", "replace"))
+            if match and match[1] == kind:
+                return int(match[2]), int(match[3])
+        return None
+
+    def _status(self, path: str) -> os.stat_result | None:
         try:
-            status = at.stat()
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            return os.stat(self._followed(path))  # noqa: PTH116
+        except _ABSENT:
             return None
         except OSError as error:
             raise UnreadableError(f"{path} could not be read: {error.strerror}") from error
-        if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-            return os.major(status.st_rdev), os.minor(status.st_rdev)
-        if not self._live and stat.S_ISREG(status.st_mode) and status.st_size < 32:
-            match = _CAPTURED_NODE.fullmatch(at.read_text(encoding="ascii", errors="replace"))
-            if match:
-                return int(match[1]), int(match[2])
-        return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuhost.inference.plugins.module_utils import _kernel_write
+from ansible_collections.gpuhost.inference.plugins.module_utils import _child
 from ansible_collections.gpuhost.inference.plugins.module_utils._chips import identify
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import (
@@ -162,7 +162,7 @@ def test_a_bound_gpu_whose_node_is_not_known_may_be_in_use(
 def test_a_gpu_whose_lock_is_held_may_be_in_use_and_hides_no_other(
     host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_kernel_write, "_READ_SECONDS", 0.2)
+    monkeypatch.setattr(_child, "_SECONDS", 0.2)
     root = host_tree("eight-gpus")
     file = root / "sys/bus/pci/devices/0000:41:00.0/driver_override"
     file.unlink()

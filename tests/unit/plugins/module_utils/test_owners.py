@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuhost.inference.plugins.module_utils import _gpu
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import (
@@ -46,7 +45,7 @@ def test_a_user_is_told_by_pid_command_and_cgroup(root: Path) -> None:
             "python3 -m sglang.launch_server",
             "/lxc/100/ns/system.slice/sglang.service",
             "/dev/nvidia0",
-            unit="sglang.service",
+            unit=None,  # of the container's systemd, not of the host's
             how="open",
         ),
     )
@@ -261,13 +260,14 @@ def test_a_host_that_is_no_proxmox_has_no_guests(tmp_path: Path) -> None:
     assert read_guests(Reader(str(tmp_path))) == []
 
 
-def test_the_scan_is_done_once_for_all_gpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+def test_the_scan_is_done_once_for_all_gpus(root: Path, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
 
     class Counting(Reader):
         def names(self, path: str) -> list[str]:
-            calls.append(path)
+            with calls.open("a") as file:  # the scan runs in a child
+                file.write(f"{path}\n")
             return super().names(path)
 
-    _gpu.read_gpus(Counting(str(root)))
-    assert calls.count("/proc/2010/fd") == 1
+    read_gpus(Counting(str(root)))
+    assert calls.read_text().split().count("/proc/2010/fd") == 1
