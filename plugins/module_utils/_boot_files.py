@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
+    WATCHED_MODULES,
     Boot,
     BootLoader,
     compare,
@@ -52,7 +53,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._cmdline import 
     take_back,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._command import stream
-from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
+    GpuHostError,
+    UnreadableError,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import FOLDER, Store
 
@@ -124,8 +128,8 @@ def change(
     """
     wish, warnings = parse_wish(present, absent)
     with nullcontext() if check else Store(host).lock():
-        boot = read_boot(host)
-        memory = _load(host)
+        boot, memory = read_boot(host), _load(host)
+        loader = boot.boot_loader
         if back:
             added = [token for entry in memory.files.values() for token in entry.added]
             wish = Wish((), tuple(added))
@@ -133,69 +137,89 @@ def change(
         if not (memory.files or cut_off if back else wish != Wish()):
             if back and not check:
                 _write(host, RECORD, None)
-            return _result(boot, boot.boot_loader, Plan((), (), warnings), "", None)
-        loader = boot.boot_loader
+            return _result(boot, Plan((), loader.wanted or (), warnings), "", wish)
         command = _tool(loader)
         texts = _texts(host)
-        if back:
-            plan = take_back(memory.files, texts)
-        elif loader.name == "grub":
-            plan = plan_grub(_grub_files(texts), wish)
-        else:
-            plan = plan_line(texts.get(LINE), wish)
-        for edit in plan.edits:
-            texts[edit.path] = edit.after
-        configured = _configured(loader, texts)
+        there = _configured(loader, texts)
+        plan = _planned(loader, texts, memory if back else None, wish)
+        configured = _configured(
+            loader, {**texts, **{edit.path: edit.after for edit in plan.edits}}
+        )
         plan = Plan(plan.edits, configured, (*warnings, *plan.warnings))
-        unwanted = any(kept(token, wish) != token for token in boot.cmdline)
-        waiting = unwanted or bool(compare(configured, boot.cmdline).reboot_required)
-        ours = unwanted or bool(compare(wish.present, boot.cmdline).missing)
+        missing, unwanted = _differences(wish, boot.cmdline)
         line = " ".join(configured)
-        if plan.edits or cut_off or (ours and memory.refreshed != line):
+        if plan.edits or cut_off or ((missing or unwanted) and memory.refreshed != line):
             if not check:
                 new = Memory({} if back else remember(memory.files, plan.edits), line)
                 more = _apply(host, loader, plan, (memory, new), (command, run))
                 plan = Plan(plan.edits, configured, plan.warnings + more)
+                there = configured
         else:
             command = ""
         if back and not check:
             _write(host, RECORD, None)
-    return _result(boot, loader, plan, command, waiting)
+    return _result(boot, plan, command, wish, there)
+
+
+def _planned(
+    loader: BootLoader, texts: Mapping[str, str | None], back: Memory | None, wish: Wish
+) -> Plan:
+    if back:
+        return take_back(back.files, texts)
+    if loader.name == "grub":
+        return plan_grub(_grub_files(texts), wish)
+    return plan_line(texts.get(LINE), wish)
+
+
+def _differences(wish: Wish, tokens: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the wanted parameters that are missing, and the unwanted ones that are there."""
+    unwanted = tuple(token for token in tokens if kept(token, wish) != token)
+    return compare(wish.present, tokens).missing, unwanted
 
 
 def compare_options(
     host: Reader, options: Mapping[str, Mapping[str, object]]
 ) -> list[dict[str, Any]]:
-    """Compare wanted module options with those in force; changes nothing.
+    """Compare module options of modprobe.d, and further ones, with those in force.
 
-    `pending` is true for a loaded module that uses another value until it is loaded anew, and
-    `None` for a loaded one that does not tell.
+    Options of modules that this collection knows count. `pending` is true for a loaded module that
+    uses another value until it is loaded anew, and `None` for a loaded one that does not tell.
 
     Raises:
-        GpuHostError: the options of a module are no dictionary, or a value could not be read.
+        GpuHostError: the options of a module are no dictionary.
     """
-    result = []
-    for module, wanted in options.items():
-        if not isinstance(wanted, Mapping):
+    wanted: dict[tuple[str, str], str] = {}
+    for line in read_boot(host).modprobe:
+        if line.command == "options" and line.module in WATCHED_MODULES:
+            for word in split_command_line(line.value):
+                name, equals, value = word.partition("=")
+                wanted[line.module, name] = value if equals else "1"
+    for module, named in options.items():
+        if not isinstance(named, Mapping):
             raise GpuHostError(
-                f"modprobe_options of {module} are {wanted!r}: give its options with their values, "
+                f"modprobe_options of {module} are {named!r}: give its options with their values, "
                 'as {NVreg_DmaRemapPeerMmio: "0"}'
             )
-        loaded = host.exists(f"/sys/module/{module.replace('-', '_')}")
-        for option, raw in wanted.items():
-            value = ("1" if raw else "0") if isinstance(raw, bool) else str(raw)
-            found = effective(host, module, option) if loaded else None
-            unknown = None if loaded else False
-            result.append(
-                {
-                    "module": module,
-                    "option": option,
-                    "wanted": value,
-                    "effective": found,
-                    "pending": unknown if found is None else not same_value(value, found),
-                }
-            )
-    return result
+        for name, raw in named.items():
+            text = ("1" if raw else "0") if isinstance(raw, bool) else str(raw)
+            wanted[module.replace("-", "_"), name] = text
+    return [_option(host, module, name, value) for (module, name), value in wanted.items()]
+
+
+def _option(host: Reader, module: str, option: str, wanted: str) -> dict[str, Any]:
+    loaded = host.exists(f"/sys/module/{module}")
+    try:
+        found = effective(host, module, option) if loaded else None
+    except UnreadableError:
+        found = None
+    unknown = None if loaded else False
+    return {
+        "module": module,
+        "option": option,
+        "wanted": wanted.replace('"', ""),
+        "effective": found,
+        "pending": unknown if found is None else not same_value(wanted, found),
+    }
 
 
 def _tool(loader: BootLoader) -> str:
@@ -371,10 +395,14 @@ def _sync(folder: Path) -> None:
 
 
 def _result(
-    boot: Boot, loader: BootLoader, plan: Plan, command: str, waiting: bool | None
+    boot: Boot, plan: Plan, command: str, wish: Wish, there: Sequence[str] = ()
 ) -> dict[str, Any]:
+    """Put a result together; `there` is what is configured now, in check mode before the change."""
+    loader = boot.boot_loader
     files = list(_shown(plan.edits))
-    wanted = plan.configured or loader.wanted
+    missing, unwanted = _differences(wish, boot.cmdline)
+    known = loader.wanted is not None or bool(plan.configured)
+    pending = compare(plan.configured, boot.cmdline).reboot_required if known else None
     return {
         "changed": bool(plan.edits or command),
         "files": files,
@@ -387,8 +415,11 @@ def _result(
             }
             for file in files
         ],
-        "reboot_required": boot.pending.reboot_required if waiting is None else waiting,
-        "boot_loader": {**asdict(loader), "wanted": None if wanted is None else list(wanted)},
+        "reboot_required": bool(missing or unwanted) or pending,
+        "missing": list(missing),
+        "unwanted": list(unwanted),
+        "not_configured": [token for part in _differences(wish, there) for token in part],
+        "boot_loader": {**asdict(loader), "wanted": list(plan.configured) if known else None},
         "commands": [command] if command else [],
         "warnings": list(plan.warnings),
     }

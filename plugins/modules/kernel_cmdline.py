@@ -58,8 +58,8 @@ options:
     default: present
   modprobe_options:
     description:
-      - Module options to compare with those in force, a dictionary of options for each module. They
-        are only compared, in RV(modprobe).
+      - Module options to compare with those in force in RV(modprobe), a dictionary of options for
+        each module. Those that the host's modprobe.d files set are compared without being named.
     type: dict
     default: {}
   timeout:
@@ -122,6 +122,26 @@ reboot_required:
   returned: success
   type: bool
   sample: true
+missing:
+  description: Parameters of O(present) that the running kernel was not started with.
+  returned: success
+  type: list
+  elements: str
+  sample: [iommu.strict=1]
+unwanted:
+  description: Parameters of the running kernel that O(absent) or O(present) rule out.
+  returned: success
+  type: list
+  elements: str
+  sample: []
+not_configured:
+  description:
+    - Parameters that the boot loader's files miss, or have and should not, after the change; in
+      check mode before it.
+  returned: success
+  type: list
+  elements: str
+  sample: []
 boot_loader:
   description:
     - As in RV(gpuhost.inference.gpu_host_info#module:host.boot_loader), with the parameters of the
@@ -142,9 +162,10 @@ commands:
   sample: [/usr/sbin/proxmox-boot-tool refresh]
 modprobe:
   description:
-    - The options of O(modprobe_options), each with the value in force, V(null) when the module is
-      not loaded or does not tell. C(pending) says whether the module has to be loaded anew, and is
-      V(null) when it does not tell.
+    - The options that modprobe.d sets for GPU, VFIO and KVM modules, and those of
+      O(modprobe_options), each with the value in force, V(null) when the module is not loaded or
+      does not tell. C(pending) says whether the module has to be loaded anew, and is V(null) when
+      it does not tell.
   returned: success
   type: list
   elements: dict
@@ -179,6 +200,7 @@ def main() -> None:
     )
     wish = module.params
     try:
+        modprobe = compare_options(Reader(), wish["modprobe_options"])
         result = change(
             Reader(),
             wish["present"],
@@ -187,10 +209,9 @@ def main() -> None:
             check=module.check_mode,
             run=lambda command: run_tool(command, wish["timeout"]),
         )
-        result["modprobe"] = compare_options(Reader(), wish["modprobe_options"])
     except GpuHostError as error:
         module.fail_json(msg=str(error))
-    module.exit_json(**result)
+    module.exit_json(modprobe=modprobe, **result)
 
 
 if __name__ == "__main__":

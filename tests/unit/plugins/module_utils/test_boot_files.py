@@ -109,6 +109,12 @@ def test_systemd_boot(host: Host) -> None:
 
     again = host.change("iommu.strict=1", "iommu")
     assert (again["changed"], again["commands"], again["reboot_required"]) == (False, [], True)
+    assert (again["missing"], again["unwanted"]) == (["iommu.strict=1"], [])
+    assert again["not_configured"] == []
+    host.boots(host.booted_next() + " iommu=soft")
+    again = host.change("iommu.strict=1", "iommu")
+    assert (again["changed"], again["reboot_required"]) == (False, True)
+    assert (again["missing"], again["unwanted"]) == ([], ["iommu=soft"])
     host.boots(host.booted_next())
     assert host.change("iommu.strict=1", "iommu")["reboot_required"] is False
 
@@ -148,13 +154,14 @@ def test_grub_on_synced_boot_partitions_is_refreshed_by_their_tool(host: Host) -
 
 def test_check_mode_changes_nothing(host: Host) -> None:
     before = host.files()
-    planned = host.change("iommu.strict=1", check=True)
+    planned = host.change("iommu.strict=1", "boot", check=True)
     assert (host.files(), host.commands, host.read(_boot_files.RECORD)) == (before, [], None)
-    done = host.change("iommu.strict=1")
-    assert planned == done
+    assert planned["not_configured"] == ["iommu.strict=1", "boot=zfs"]
+    done = host.change("iommu.strict=1", "boot")
+    assert {**planned, "not_configured": []} == done
     planned = host.change(back=True, check=True)
     assert len(host.commands) == 1
-    assert planned == host.change(back=True)
+    assert {**planned, "not_configured": []} == host.change(back=True)
 
 
 def test_what_is_right_already_is_not_touched(host: Host) -> None:
@@ -308,22 +315,28 @@ def test_a_tool_that_never_ends_is_stopped() -> None:
 
 def test_module_options_are_compared(tmp_path: Path) -> None:
     tree = """\
+/etc/modprobe.d/a.conf = options nvidia NVreg_DmaRemapPeerMmio=1 NVreg_RegistryDwords="a=1;b=2"\\n
+/etc/modprobe.d/b.conf = options nvidia NVreg_DmaRemapPeerMmio=0\\noptions snd_hda_intel model=x\\n
+/etc/modprobe.d/c.conf = options vfio_iommu_type1 allow_unsafe_interrupts
 /sys/module/nvidia/parameters/
 /sys/module/vfio_pci/parameters/disable_vga = Y
-/proc/driver/nvidia/params = DmaRemapPeerMmio: 1\\nOpenRmEnableUnsupportedGpus: 1
+/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts = Y
+/proc/driver/nvidia/params = DmaRemapPeerMmio: 1\\nRegistryDwords: "a=1;b=2"
 """
     reader = Reader(str(trees.unpack(tree, tmp_path)))
     options = {
-        "nvidia": {"NVreg_DmaRemapPeerMmio": "0", "NVreg_Gone": 1},
+        "nvidia": {"NVreg_Gone": 1},
         "vfio-pci": {"disable_vga": True},
         "nouveau": {"modeset": 0},
     }
     found = _boot_files.compare_options(reader, options)
-    assert [(item["wanted"], item["effective"], item["pending"]) for item in found] == [
-        ("0", "1", True),
-        ("1", None, None),
-        ("1", "Y", False),
-        ("0", None, False),
+    assert [list(item.values()) for item in found] == [
+        ["nvidia", "NVreg_DmaRemapPeerMmio", "0", "1", True],
+        ["nvidia", "NVreg_RegistryDwords", "a=1;b=2", "a=1;b=2", False],
+        ["vfio_iommu_type1", "allow_unsafe_interrupts", "1", "Y", False],
+        ["nvidia", "NVreg_Gone", "1", None, None],
+        ["vfio_pci", "disable_vga", "1", "Y", False],
+        ["nouveau", "modeset", "0", None, False],
     ]
     with pytest.raises(GpuHostError, match="modprobe_options of nvidia are 'x'"):
         _boot_files.compare_options(reader, {"nvidia": "x"})  # type: ignore[dict-item]
