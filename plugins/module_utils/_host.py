@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from ansible_collections.gpuhost.inference.plugins.module_utils import _findings
 from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
     Boot,
     next_boot,
@@ -26,6 +25,13 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
     Health,
     conclude,
     read_subjects,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._finding import Facts
+from ansible_collections.gpuhost.inference.plugins.module_utils._finding_facts import read_extras
+from ansible_collections.gpuhost.inference.plugins.module_utils._findings import (
+    Finding,
+    find,
+    host_mode,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
@@ -45,12 +51,18 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._layout import (
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest, read_guests
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import as_result, read_device
+from ansible_collections.gpuhost.inference.plugins.module_utils._reboot import (
+    Trouble,
+    plan_reboot,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 T = TypeVar("T")
 _DIFFERENCES = ("driver-differs", "type-differs", "guest-differs")
 _MODULES = re.compile("nvidia|nouveau|nova|vfio|iommufd|kvm|snd_hda")
+_NOT_KNOWN = " is not known: "  # in a sign of a display that could not be looked for
 _GPU_SETTINGS = ("hostpci", "dev", "lxc.mount.entry", "lxc.cgroup")
+_STARTS_WITH_GPUS = ("amd-sev", "bios", "cpu", "hookscript", "machine", "startup")
 
 
 def open_log(
@@ -88,10 +100,13 @@ def audit(
     ]
     health = conclude(found, log.summary(), subjects)
     sme = sme_active(boot, memory_lines, health.log.complete)
-    mode = _findings.host_mode(groups, default, boot.snp, sme)
+    mode = host_mode(groups, default, boot.snp, sme)
     resolved = _resolve(host, layout, gpus, guests, unassigned)
-    findings = _findings.find(
-        _findings.Facts(
+    extras = read_extras(host, boot, gpus or (), guests or (), resolved.entries)
+    unread += extras.unread
+    unread += _unknown_of(gpus or ())
+    findings = find(
+        Facts(
             boot=boot,
             mode=mode,
             sme=sme,
@@ -101,13 +116,17 @@ def audit(
             guests=guests,
             health=health,
             layout=resolved.entries,
+            extras=extras,
             unread=unread,
         )
     )
+    following = next_boot(boot, [entry.driver for entry in resolved.entries])
+    troubles = [Trouble(found.id, found.subject, found.evidence) for found in findings]
     return {
         "host": {
             **_host(boot, bool(groups), default, mode, sme),
-            "next_boot": asdict(next_boot(boot, [entry.driver for entry in resolved.entries])),
+            "next_boot": asdict(following),
+            "reboot": asdict(plan_reboot(boot, following, guests, resolved.entries, troubles)),
         },
         "gpus": None if gpus is None else [as_result(gpu) for gpu in gpus],
         "groups": None if groups is None else [as_result(group) for group in groups],
@@ -125,6 +144,16 @@ def _attempt(read: Callable[[], T], unread: list[str]) -> T | None:
     except UnreadableError as error:
         unread.append(str(error))
         return None
+
+
+def _unknown_of(gpus: Iterable[Gpu]) -> list[str]:
+    """Return once what could not be told of single GPUs; unread guests are named elsewhere."""
+    said = dict.fromkeys(
+        text
+        for gpu in gpus
+        for text in (*gpu.users_unknown, *(sign for sign in gpu.display if _NOT_KNOWN in sign))
+    )
+    return [text for text in said if not text.startswith("guests: ")]
 
 
 def _note_memory(log: KernelLog, lines: list[str]) -> Iterator[Record]:
@@ -190,7 +219,7 @@ def _guest(guest: Guest) -> dict[str, Any]:
         "settings": [
             {"key": key, "value": value}
             for key, value in guest.config
-            if key.startswith(_GPU_SETTINGS)
+            if key.startswith(_GPU_SETTINGS) or key in _STARTS_WITH_GPUS
         ],
     }
 
@@ -199,7 +228,7 @@ def _health(health: Health) -> dict[str, Any]:
     return {**as_result(health), "unattributed": [as_result(f) for f in health.unattributed]}
 
 
-def _layout(layout: Layout, findings: Iterable[_findings.Finding]) -> dict[str, Any]:
+def _layout(layout: Layout, findings: Iterable[Finding]) -> dict[str, Any]:
     differs = {finding.subject for finding in findings if finding.id in _DIFFERENCES}
     return {
         "entries": [

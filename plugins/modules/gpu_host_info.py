@@ -172,6 +172,14 @@ host:
       returned: success
       type: dict
       sample: {extra: [], missing: [iommu=nopt]}
+    next_boot:
+      description:
+        - Whether a reboot would end in a kernel that has what the layout needs; C(problems) are
+          sentences, and what cannot be told is a problem, too. C(kernel) is the release the boot
+          loader starts next, V(null) when that cannot be told.
+      returned: success
+      type: dict
+      sample: {kernel: 6.14.11-4-pve, problems: [], ready: true}
     modules:
       description: Modules in the kernel out of those that matter for GPUs, loaded or built in.
       returned: success
@@ -207,7 +215,7 @@ groups:
 guests:
   description:
     - Containers and virtual machines, by number, V(null) when unread. Of their configuration only
-      the lines that give them devices are shown.
+      the lines are shown that give them devices or decide how they start with them.
     - C(running) is V(null) when it could not be found out.
   returned: success
   type: list
@@ -240,7 +248,8 @@ health:
     log: {complete: true}
     unattributed: []
 findings:
-  description: What is wrong or risky, errors first.
+  description:
+    - What is wrong or risky, errors first. C(docs/findings.md) of the collection lists all kinds.
   returned: success
   type: list
   elements: dict
@@ -257,15 +266,15 @@ findings:
       choices: [error, warning, note]
       sample: warning
     subject:
-      description: What it is about; a PCI address, guest, file, driver, or the host.
+      description: What it is about; a PCI address, a guest (C(lxc 100), C(qemu 200)), or a file.
       returned: success
       type: str
-      sample: nouveau
+      sample: /etc/modprobe.d
     evidence:
       description: What was read, and where.
       returned: success
       type: str
-      sample: no blacklist line in modprobe.d, none on /proc/cmdline; not loaded now
+      sample: "nouveau: no blacklist line there, none in /proc/cmdline; it is not loaded now"
     why:
       description: Why it matters.
       returned: success

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,43 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log impo
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 BOOTED = "[    0.000000] Linux version 6.14.11-4-pve (build@proxmox)\n"
+
+
+def gpu(bus: str) -> str:
+    return f"/sys/devices/pci0000:{bus}/0000:{int(bus, 16) - 1:02x}:01.1/0000:{bus}:00.0"
+
+
+def override(bus: str, driver: str) -> tuple[str, str]:
+    file = f"{gpu(bus)}/driver_override"
+    return f"{file} = (null)", f"{file} = {driver}"
+
+
+def text(path: str, content: object) -> str:
+    """Return an entry of a tree for a file with JSON in it."""
+    return f"{path} = {json.dumps(content)}"
+
+
+KEPT = {
+    "version": 1,
+    "entries": [
+        {
+            "name": name,
+            "driver": driver,
+            "iommu_type": type_,
+            "guest": {"kind": kind, "vmid": vmid},
+            "gpus": {f"0000:{bus}:00.0": "10de:2bb5" for bus in buses},
+        }
+        for name, driver, type_, kind, vmid, buses in (
+            ("inference", "nvidia", "DMA-FQ", "lxc", 100, ("41", "42", "43", "44")),
+            ("confidential", "vfio-pci", "auto", "qemu", 200, ("81", "82")),
+            ("tenant", "vfio-pci", None, "qemu", 201, ("83", "84")),
+        )
+    ],
+}
+ORDERLY = [
+    *(override(bus, "nvidia") for bus in ("41", "42", "43", "44")),
+    *(override(bus, "vfio-pci") for bus in ("81", "82", "83", "84")),
+]
 CLEAN = [
     (" amd_iommu=on", ""),
     (
@@ -66,11 +105,14 @@ def audit(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         layout: object = None,
         host: str = "eight-gpus",
     ) -> dict[str, Any]:
-        text = (trees.HOSTS / f"{host}.tree").read_text(encoding="ascii")
-        for old, new in (*CLEAN, *changes):
-            assert old in text, f"{old!r} is not in the tree any more"
-            text = text.replace(old, new)
-        lines = [line for line in text.splitlines() if not drop or drop not in line]
+        tree = (trees.HOSTS / f"{host}.tree").read_text(encoding="ascii")
+        clean = [*CLEAN, *ORDERLY] if host == "eight-gpus" else CLEAN
+        for old, new in (*clean, *changes):
+            assert old in tree, f"{old!r} is not in the tree any more"
+            tree = tree.replace(old, new)
+        if host == "eight-gpus":
+            tree += text("/etc/gpuhost/layout.json", KEPT)
+        lines = [line for line in tree.splitlines() if not drop or drop not in line]
         root = trees.unpack("\n".join([*lines, more]), tmp_path / "host")
         blocks = read_blocks([log.encode()])
         return _host.audit(Reader(str(root)), blocks, layout, "keep", observed=True)
@@ -92,10 +134,6 @@ def test_a_host_in_order_has_no_finding(audit: Callable[..., Any], host: str) ->
     assert result["unread"] == []
 
 
-def gpu(bus: str) -> str:
-    return f"/sys/devices/pci0000:{bus}/0000:{int(bus, 16) - 1:02x}:01.1/0000:{bus}:00.0"
-
-
 PT = ("/pve-1 ro", "/pve-1 ro iommu=pt")
 IDENTITY = ("iommu_groups/42/type = DMA-FQ", "iommu_groups/42/type = identity")
 SEV_SNP = ("sev_snp = N", "sev_snp = Y")
@@ -111,6 +149,100 @@ VM_ON_NVIDIA = (
 UNBOUND = (f"{gpu('81')}/driver -> ../../../../../sys/bus/pci/drivers/vfio-pci\n", "")
 NOT_CLAIMED = ("hostpci0: 0000:81:00,pcie=1\\n", "")
 
+FREE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_override = (null)")
+BARE = (f"{gpu('42')}/driver_override = nvidia", f"{gpu('42')}/driver_override = (null)")
+CARD_ON_VFIO = (
+    "/0000:01:00.0/driver -> ../../../../../sys/bus/pci/drivers/nvidia",
+    "/0000:01:00.0/driver -> ../../../../../sys/bus/pci/drivers/vfio-pci",
+)
+FIRST = "0x00000000d0000000 0x00000000d3ffffff 0x0000000000040200\\n"
+WINDOW = "0x0000200000000000 0x0000201fffffffff 0x000000000014220c"
+NOTHING = "0x0000000000000000 0x0000000000000000 "
+
+
+def window(bus: str, line: str) -> tuple[str, str]:
+    """Give another line to the large window of a GPU."""
+    file = f"{gpu(bus)}/resource = {FIRST}"
+    return file + WINDOW, file + line
+
+
+ACS = 0x148  # where the test's ports have the capability
+
+
+def port(bus: str, control: int) -> str:
+    """Return the configuration space of the port above a GPU, with this ACS control register."""
+    config = bytearray(4096)
+    config[0x100:0x104] = (0x0001 | 2 << 16 | ACS << 20).to_bytes(4, "little")
+    config[ACS : ACS + 4] = (0x000D | 1 << 16).to_bytes(4, "little")
+    config[ACS + 6 : ACS + 8] = control.to_bytes(2, "little")
+    escaped = "".join(f"\\x{byte:02x}" for byte in config)
+    return f"{gpu(bus).rpartition('/')[0]}/config = {escaped}"
+
+
+def next_kernel(modules: str, release: str = "6.17.2-1-pve") -> str:
+    return "\n".join(
+        (
+            f"/boot/vmlinuz-{release} = x",
+            f"/boot/initrd.img-{release} = x",
+            f"/lib/modules/{release}/modules.dep = {modules}",
+        )
+    )
+
+
+def builtin(module: str) -> str:
+    return f"/lib/modules/6.14.11-4-pve/modules.builtin = kernel/drivers/vfio/pci/{module}.ko"
+
+
+def images(**missing: list[str]) -> str:
+    """Return the note of a check of `initrd.img-6.17.2-1-pve` (`next`) or of another image."""
+    checked = {
+        "/boot/initrd.img-6.17.2-1-pve" if name == "next" else f"/boot/{name}": {
+            "size": 1,
+            "mtime_ns": 1,
+            "missing": lacks,
+        }
+        for name, lacks in missing.items()
+    }
+    return text("/var/lib/gpuhost/initramfs.json", {"version": 1, "images": checked})
+
+
+BOTH = "updates/dkms/nvidia.ko:\\nkernel/drivers/vfio/pci/vfio-pci.ko:"
+VIRTUAL = "amd-sev: type=snp\\nhostpci0: 0000:81:00"
+QEMU = (
+    "/var/lib/dpkg/status = Package: zip\\nVersion: 3.0\\n\\n"
+    "Package: pve-qemu-kvm\\nStatus: install ok installed\\nVersion: "
+)
+DIRECT = (
+    "iommu_groups/60/reserved_regions = 0x",
+    "iommu_groups/60/reserved_regions = 0x000000003f000000 0x000000003f7fffff direct\\n0x",
+)
+RELAXED = (DIRECT[0], DIRECT[1].replace("direct", "direct-relaxable"))
+HOLDER = ("/proc/900/fd/3 -> /dev/nvidiactl", "/proc/900/fd/3 -> /dev/nvidia2")
+MOVE = [{"name": "spare", "addresses": ["43:00.0"], "driver": "vfio-pci"}]
+RECORD = {
+    "version": 1,
+    "boot": "b1",
+    "started": "2026-11-29T10:00:00Z",
+    "wish": "0000:43:00.0 to driver vfio-pci",
+    "before": {"0000:43:00.0": {"driver": "nvidia", "override": "nvidia"}},
+    "types": {},
+    "awake": [],
+    "services": ["nvidia-persistenced.service"],
+    "persistence": [],
+}
+CUT_OFF = text("/var/lib/gpuhost/transaction.json", RECORD)
+
+
+def stuck(boot: str) -> str:
+    mark = {"0000:42:00.0": {"pid": 900, "text": "the unbind has not returned"}}
+    content = {"version": 1, "boot": "b1", "addresses": mark}
+    return f"/proc/sys/kernel/random/boot_id = {boot}\n" + text(
+        "/var/lib/gpuhost/stuck.json", content
+    )
+
+
+SUBJECT = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(?:lxc|qemu) \d+|/\S*")
+
 # rule, subject, and the one change (or log, layout) that brings it about
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("snp-with-passthrough", "qemu 200", {"changes": [PT], "layout": SNP}),
@@ -118,10 +250,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("identity-with-snp", "0000:41:00.0", {"changes": [SEV_SNP, IDENTITY]}),
     ("identity-with-sme", "0000:41:00.0", {"changes": [IDENTITY], "log": SME}),
     ("identity-with-fsp", "0000:41:00.0", {"changes": [IDENTITY]}),
-    ("no-gpu", "host", {"changes": [("/vendor = 0x10de", "/vendor = 0x1002")]}),
+    ("no-gpu", "/sys/bus/pci/devices", {"changes": [("/vendor = 0x10de", "/vendor = 0x1002")]}),
     ("sme-with-nvidia", "0000:44:00.0", {"log": SME}),
-    ("iommu-absent", "host", {"drop": "iommu_group"}),
-    ("amd-iommu-on", "host", {"changes": [("/pve-1 ro", "/pve-1 ro amd_iommu=on")]}),
+    ("iommu-absent", "/sys/kernel/iommu_groups", {"drop": "iommu_group"}),
+    ("amd-iommu-on", "/proc/cmdline", {"changes": [("/pve-1 ro", "/pve-1 ro amd_iommu=on")]}),
     (
         "leftover-vfio-ids",
         "/proc/cmdline",
@@ -145,8 +277,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "/usr/local/bin/gpu-iommu-identity.sh; modprobe -i nvidia"
         },
     ),
-    ("rival-driver", "nouveau", {"changes": [("blacklist nouveau\\n", "")]}),
-    ("rival-driver", "nova_core", {"changes": [("\\nblacklist nova_core", "")]}),
+    ("rival-driver", "/etc/modprobe.d", {"changes": [("blacklist nouveau\\n", "")]}),
+    ("rival-driver", "/etc/modprobe.d", {"changes": [("\\nblacklist nova_core", "")]}),
     ("vm-gpu-on-host-driver", "0000:81:00.0", {"changes": [VM_ON_NVIDIA]}),
     (
         "two-owners",
@@ -154,7 +286,14 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         {"changes": [("hostpci1: host=82:00.0", "hostpci1: host=83:00.0")]},
     ),
     ("container-node-missing", "lxc 100", {"changes": [ON_VFIO]}),
-    ("driverless-twin", "0000:81:00.0", {"changes": [UNBOUND, NOT_CLAIMED]}),
+    ("driverless-twin", "0000:81:00.0", {"changes": [UNBOUND, NOT_CLAIMED, FREE]}),
+    ("unprotected-twin", "0000:42:00.0", {"changes": [BARE]}),
+    (
+        "companion-left",
+        "0000:01:00.0",
+        {"host": "four-functions", "changes": [CARD_ON_VFIO]},
+    ),
+    ("vfio-held", "0000:83:00.0", {"drop": "201.pid"}),
     ("group-not-viable", "0000:21:00.0", {"host": "bmc-and-nvme"}),
     ("driver-differs", "0000:41:00.0", {"changes": [ON_VFIO], "layout": LAYOUT}),
     ("type-differs", "0000:41:00.0", {"changes": [IDENTITY], "layout": LAYOUT}),
@@ -188,7 +327,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "fault-unattributed",
-        "fsp-response",
+        "/dev/kmsg",
         {"log": BOOTED + FSP.splitlines(keepends=True)[0].replace("GPU0 ", "")},
     ),
     ("health-unknown", "0000:84:00.0", {"log": "[   12.0] NVRM: loading\n"}),
@@ -203,10 +342,172 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "reboot-pending",
-        "host",
+        "/etc/default/grub",
         {"changes": [('root=ZFS=rpool/ROOT/pve-1"', 'root=ZFS=rpool/ROOT/pve-1 iommu=nopt"')]},
     ),
     ("part-unread", "/etc/modprobe.d/broken.conf", {"more": "/etc/modprobe.d/broken.conf/"}),
+    ("part-unread", "/proc/900/fd/9", {"more": "/proc/900/fd/9 -> 9"}),
+    (
+        "off-bus",
+        "0000:43:00.0",
+        {
+            "changes": [
+                (
+                    rf"{gpu('43')}/config = \xde\x10\xb5\x2b",
+                    rf"{gpu('43')}/config = \xff\xff\xff\xff",
+                )
+            ]
+        },
+    ),
+    (
+        "power-error",
+        "0000:44:00.0",
+        {"changes": [(f"{gpu('44')}/power_state = D0", f"{gpu('44')}/power_state = error")]},
+    ),
+    (
+        "power-error",
+        "0000:44:00.0",
+        {
+            "changes": [
+                (
+                    f"{gpu('44')}/power/runtime_status = active",
+                    f"{gpu('44')}/power/runtime_status = error",
+                )
+            ]
+        },
+    ),
+    ("bar-unassigned", "0000:42:00.0", {"changes": [window("42", f"{NOTHING}0x000000000014220c")]}),
+    ("bar-unassigned", "0000:42:00.0", {"changes": [window("42", f"{NOTHING}0x0000000000000000")]}),
+    ("bar-small", "0000:42:00.0", {"changes": [window("42", WINDOW.replace("201f", "2000"))]}),
+    (
+        "reset-methods-differ",
+        "0000:42:00.0",
+        {"changes": [(f"{gpu('42')}/reset_method = flr bus", f"{gpu('42')}/reset_method = bus")]},
+    ),
+    ("bus-shared", "0000:81:00.0", {"more": f"{gpu('81')[:-12]}0000:81:03.0/vendor = 0x144d"}),
+    (
+        "divided-for-vm",
+        "0000:81:00.0",
+        {
+            "changes": [
+                VM_ON_NVIDIA,
+                (f"{gpu('81')}/sriov_numvfs = 0", f"{gpu('81')}/sriov_numvfs = 4"),
+            ]
+        },
+    ),
+    (
+        "divided-for-vm",
+        "0000:81:00.0",
+        {
+            "changes": [VM_ON_NVIDIA],
+            "more": "/proc/driver/nvidia/gpus/0000:81:00.0/information = Device Minor: 4\n"
+            "/proc/driver/nvidia/capabilities/gpu4/mig/gi1/access = DeviceFileMinor: 12",
+        },
+    ),
+    ("snp-old-qemu", "qemu 200", {"layout": SNP, "more": f"{QEMU}9.1.2-3"}),
+    (
+        "snp-old-qemu",
+        "qemu 200",
+        {"changes": [("hostpci0: 0000:81:00", VIRTUAL)], "more": f"{QEMU}9.0.0-1"},
+    ),
+    (
+        "iommu-off-many-cpus",
+        "/proc/cmdline",
+        {
+            "changes": [("/pve-1 ro", "/pve-1 ro amd_iommu=off")],
+            "more": "/sys/devices/system/cpu/possible = 0-511",
+        },
+    ),
+    (
+        "iommu-off-many-cpus",
+        "/etc/default/grub",
+        {
+            "changes": [('/pve-1"', '/pve-1 iommu=off"')],
+            "more": "/sys/devices/system/cpu/possible = 0-255",
+        },
+    ),
+    ("direct-region", "0000:81:00.0", {"changes": [DIRECT]}),
+    ("p2p-redirected", "lxc 100", {"more": f"{port('41', 0x5C)}\n{port('42', 0x1D)}"}),
+    (
+        "next-kernel-incomplete",
+        "/boot/vmlinuz-6.17.2-1-pve",
+        {"more": next_kernel("kernel/drivers/vfio/pci/vfio-pci.ko:")},
+    ),
+    (
+        "next-kernel-incomplete",
+        "/boot/vmlinuz-6.17.2-1-pve",
+        {"more": next_kernel(BOTH).replace("/boot/initrd.img", "/boot/other")},
+    ),
+    ("persistence-missing", "/etc/gpuhost/layout.json", {"drop": "/layout.json", "layout": LAYOUT}),
+    (
+        "persistence-differs",
+        "0000:82:00.0",
+        {"layout": [{**LAYOUT[1], "driver": "none", "guest": None}]},
+    ),
+    ("persistence-differs", "0000:41:00.0", {"layout": LAYOUT[1:]}),
+    ("override-missing", "0000:42:00.0", {"changes": [BARE]}),
+    (
+        "initramfs-incomplete",
+        "/boot/initrd.img-6.17.2-1-pve",
+        {"more": images(next=["/etc/modprobe.d/gpuhost.conf"])},
+    ),
+    (
+        "initramfs-unchecked",
+        "/boot/initrd.img-6.17.2-1-pve",
+        {"more": f"{images(other=[])}\n{next_kernel(BOTH)}"},
+    ),
+    (
+        "cmdline-contradiction",
+        "/proc/cmdline",
+        {"changes": [("/pve-1 ro", "/pve-1 ro iommu=pt iommu=nopt")]},
+    ),
+    (
+        "cmdline-contradiction",
+        "/etc/default/grub",
+        {"changes": [('/pve-1"', '/pve-1 iommu=pt iommu.passthrough=0"')]},
+    ),
+    (
+        "idle-boot-file",
+        "/etc/kernel/cmdline",
+        {"more": "/etc/kernel/cmdline = root=ZFS=rpool/ROOT/pve-1 iommu=pt"},
+    ),
+    (
+        "idle-boot-file",
+        "/etc/default/grub",
+        {
+            "changes": [
+                ("BOOT_IMAGE=/boot/vmlinuz-6.14.11-4-pve", r"initrd=\\EFI\\proxmox\\x"),
+                ('/pve-1"', '/pve-1 iommu=pt"'),
+            ]
+        },
+    ),
+    (
+        "known-bad-kernel",
+        "/proc/sys/kernel/osrelease",
+        {"changes": [("6.14.11-4-pve", "6.14.2-1-pve")]},
+    ),
+    (
+        "known-bad-kernel",
+        "/boot/vmlinuz-6.12.23-1-pve",
+        {"more": next_kernel(BOTH, "6.12.23-1-pve")},
+    ),
+    (
+        "vfio-builtin-options",
+        "/etc/modprobe.d/vfio.conf",
+        {
+            "more": "/etc/modprobe.d/vfio.conf = options vfio-pci ids=10de:2bb5\n"
+            + builtin("vfio-pci")
+        },
+    ),
+    (
+        "display-for-vm",
+        "0000:81:00.0",
+        {"more": "/proc/iomem = 200000000000-2000003fffff : BOOTFB"},
+    ),
+    ("part-unread", "/proc/iomem", {"more": "/proc/iomem = 00000000-00000000 : BOOTFB"}),
+    ("change-refused", "0000:43:00.0", {"changes": [HOLDER], "layout": MOVE}),
+    ("unfinished-change", "/var/lib/gpuhost/transaction.json", {"more": CUT_OFF}),
+    ("unbind-stuck", "0000:42:00.0", {"more": stuck("b1")}),
 ]
 
 
@@ -219,6 +520,8 @@ def test_a_rule_speaks(
     assert (rule, subject) in found(result)
     finding = next(f for f in result["findings"] if (f["id"], f["subject"]) == (rule, subject))
     assert finding["evidence"]
+    for one in result["findings"]:
+        assert SUBJECT.fullmatch(one["subject"]), one
 
 
 def test_every_rule_has_a_case_and_an_id_of_its_own() -> None:
@@ -228,7 +531,7 @@ def test_every_rule_has_a_case_and_an_id_of_its_own() -> None:
     assert {rule.severity for rule in _findings.RULES} <= set(_findings.SEVERITIES)
 
 
-OVERRIDE = (f"{gpu('81')}/driver_override = (null)", f"{gpu('81')}/driver_override = nvidia")
+OVERRIDE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_override = nvidia")
 
 
 @pytest.mark.parametrize(
@@ -259,6 +562,106 @@ OVERRIDE = (f"{gpu('81')}/driver_override = (null)", f"{gpu('81')}/driver_overri
         ("group-not-viable", {"host": "four-functions"}),
         ("guest-differs", {"changes": [ON_VFIO], "layout": LAYOUT[:1]}),
         ("reboot-pending", {"changes": [("/etc/default/grub = ", "/etc/default/other = ")]}),
+        ("no-gpu", {"host": "bmc-and-nvme"}),
+        ("off-bus", {"drop": "/config = "}),
+        (
+            "power-error",
+            {"changes": [(f"{gpu('84')}/power_state = D0", f"{gpu('84')}/power_state = D3cold")]},
+        ),
+        ("bar-unassigned", {"drop": f"{gpu('42')}/resource"}),
+        ("bar-small", {"changes": [(WINDOW, WINDOW.replace("201f", "2000"))]}),
+        ("reset-methods-differ", {"changes": [("reset_method = flr bus", "reset_method = bus")]}),
+        (
+            "bus-shared",
+            {
+                "more": f"{gpu('81')[:-12]}0000:81:00.4/vendor = 0x10de\n"
+                f"{gpu('81')[:-12]}0000:81:03.1/physfn -> ../0000:81:00.0"
+            },
+        ),
+        ("bus-shared", {"more": f"{gpu('41')[:-12]}0000:41:03.0/vendor = 0x144d"}),
+        (
+            "link-narrow",
+            {"changes": [("current_link_speed = 32.0 GT/s", "current_link_speed = 2.5 GT/s")]},
+        ),
+        (
+            "divided-for-vm",
+            {"changes": [(f"{gpu('41')}/sriov_numvfs = 0", f"{gpu('41')}/sriov_numvfs = 4")]},
+        ),
+        ("display-for-vm", {"more": "/proc/iomem = e0000000-e03fffff : BOOTFB"}),
+        ("display-for-vm", {"more": "/proc/iomem = 00000000-00000000 : BOOTFB"}),
+        ("display-for-vm", {"host": "bmc-and-nvme", "more": "/proc/iomem = 1-2 : BOOTFB"}),
+        ("snp-old-qemu", {"layout": SNP, "more": f"{QEMU}9.2.0-5"}),
+        ("snp-old-qemu", {"layout": LAYOUT, "more": f"{QEMU}9.1.2-3"}),
+        (
+            "iommu-off-many-cpus",
+            {
+                "changes": [("/pve-1 ro", "/pve-1 ro amd_iommu=off")],
+                "more": "/sys/devices/system/cpu/possible = 0-254",
+            },
+        ),
+        ("iommu-off-many-cpus", {"more": "/sys/devices/system/cpu/possible = 0-511"}),
+        ("direct-region", {"changes": [RELAXED]}),
+        (
+            "direct-region",
+            {"changes": [(DIRECT[0].replace("60", "42"), DIRECT[1].replace("60", "42"))]},
+        ),
+        ("p2p-redirected", {"more": port("41", 0x59)}),
+        ("p2p-redirected", {"more": f"{gpu('41').rpartition('/')[0]}/config = \\x22"}),
+        (
+            "p2p-redirected",
+            {
+                "more": port("41", 0x5D),
+                "changes": [
+                    (f"iommu_groups/{n}/type = DMA-FQ", f"iommu_groups/{n}/type = identity")
+                    for n in (42, 43, 44)
+                ],
+            },
+        ),
+        ("next-kernel-incomplete", {"more": next_kernel(BOTH)}),
+        ("next-kernel-incomplete", {"more": next_kernel(BOTH), "drop": "modules.dep"}),
+        ("persistence-missing", {"drop": "/layout.json"}),
+        (
+            "persistence-missing",
+            {"drop": "/layout.json", "layout": [{**LAYOUT[0], "iommu_type": None}]},
+        ),
+        ("persistence-differs", {"layout": LAYOUT}),
+        ("persistence-differs", {}),
+        ("override-missing", {"changes": [BARE], "drop": "/layout.json"}),
+        ("initramfs-incomplete", {"more": images(next=[])}),
+        ("initramfs-unchecked", {"more": f"{images(next=[])}\n{next_kernel(BOTH)}"}),
+        ("initramfs-unchecked", {"more": next_kernel(BOTH)}),
+        (
+            "cmdline-contradiction",
+            {
+                "changes": [
+                    ("/pve-1 ro", "/pve-1 ro iommu=nopt console=tty0 console=ttyS0 quiet quiet")
+                ]
+            },
+        ),
+        ("idle-boot-file", {"more": "/etc/kernel/cmdline = root=ZFS=rpool/ROOT/pve-1 quiet"}),
+        (
+            "idle-boot-file",
+            {"changes": [PT], "more": "/etc/kernel/cmdline = root=ZFS=rpool/ROOT/pve-1 iommu=pt"},
+        ),
+        (
+            "known-bad-kernel",
+            {"host": "four-functions", "changes": [("6.14.11-4-pve", "6.14.2-1-pve")]},
+        ),
+        ("known-bad-kernel", {"changes": [("6.14.11-4-pve", "6.14.20-1-pve")]}),
+        ("vfio-builtin-options", {"more": "/etc/modprobe.d/v.conf = options vfio-pci ids=10de:1"}),
+        (
+            "leftover-vfio-ids",
+            {
+                "more": "/etc/modprobe.d/v.conf = options vfio-pci ids=10de:2bb5\n"
+                + builtin("vfio-pci")
+            },
+        ),
+        ("unprotected-twin", {"changes": [BARE, ("hostpci", "unused")]}),
+        ("companion-left", {"host": "four-functions"}),
+        ("vfio-held", {"drop": "/etc/pve"}),
+        ("change-refused", {"changes": [HOLDER], "layout": LAYOUT[:1]}),
+        ("unfinished-change", {"more": f"{CUT_OFF}\n/run/gpuhost.lock = 900 ansible"}),
+        ("unbind-stuck", {"more": stuck("b2")}),
     ],
 )
 def test_a_rule_keeps_silent(audit: Callable[..., Any], rule: str, how: dict[str, Any]) -> None:

@@ -1,0 +1,182 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+"""Findings about the declared layout, changes on the way to it, and what could not be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._finding import (
+    OPEN_MODULES,
+    Facts,
+    Hit,
+    Rule,
+    configured,
+    guest_name,
+    laid_out,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._guards import Situation, judge
+from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import HostMode
+from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish, plan_change
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import FOLDER
+
+_TYPES = "kernel: Documentation/ABI/testing/sysfs-kernel-iommu_groups"
+_PLACE = re.compile(r"(?:/[^\s:,]+|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+
+
+def _driver_differs(facts: Facts) -> Iterator[Hit]:
+    for entry, gpu in laid_out(facts):
+        now = gpu.driver or "none"
+        if now != entry.driver:
+            yield Hit(gpu.address, f"driver is {now}, layout {entry.name} wants {entry.driver}")
+
+
+def _type_differs(facts: Facts) -> Iterator[Hit]:
+    for entry, gpu in laid_out(facts):
+        wanted = facts.default_type if entry.iommu_type == "auto" else entry.iommu_type
+        now = gpu.iommu_group.type if gpu.iommu_group else None
+        if wanted and now != wanted:
+            yield Hit(gpu.address, f"type is {now}, layout {entry.name} wants {entry.iommu_type}")
+
+
+def _guest_differs(facts: Facts) -> Iterator[Hit]:
+    for entry, gpu in laid_out(facts):
+        if not entry.guest or (entry.guest.kind == "lxc" and gpu.driver != "nvidia"):
+            continue  # without its driver a GPU has no node that a container could list
+        have = {(owner.kind, owner.vmid) for owner in configured(gpu)}
+        wanted = (entry.guest.kind, entry.guest.vmid)
+        if have != {wanted}:
+            named = ", ".join(f"{kind} {vmid}" for kind, vmid in sorted(have)) or "no guest"
+            yield Hit(
+                gpu.address, f"{named} names it, layout {entry.name} wants {guest_name(entry)}"
+            )
+
+
+def _change_refused(facts: Facts) -> Iterator[Hit]:
+    """Ask the guards of the module gpu what they would say to the layout."""
+    extras = facts.extras
+    situation = Situation(
+        gpus={gpu.address: gpu for gpu in facts.gpus},
+        mode=HostMode(facts.boot.snp is True, facts.sme is True, facts.default_type),
+        release=facts.boot.kernel or "",
+        drivers=extras.drivers,
+        modeset=extras.modeset,
+        stuck={},  # has a finding of its own
+        duties=extras.duties,
+        sleepy={},
+        restore=frozenset(),
+    )
+    wishes = [
+        Wish(entry.addresses, entry.driver, entry.iommu_type, entry.expect_id)
+        for entry in facts.layout
+        if entry.iommu_type != "auto" or facts.default_type
+    ]
+    try:
+        plan = plan_change(situation, wishes)
+    except GpuHostError:
+        return  # a layout that contradicts itself, which its problems tell
+    for reason in judge(situation, plan.targets):
+        lift = f", or accept {reason.id}" if reason.liftable else ""
+        yield Hit(reason.address, f"{reason.id}: {reason.evidence}", f"{reason.remedy}{lift}")
+
+
+def _unfinished_change(facts: Facts) -> Iterator[Hit]:
+    record = facts.extras.record
+    if record:
+        yield Hit(f"{FOLDER}/transaction.json", f"begun {record.started}: {record.wish}")
+
+
+def _unbind_stuck(facts: Facts) -> Iterator[Hit]:
+    for address, sentence in facts.extras.stuck.items():
+        yield Hit(address, sentence)
+
+
+def _part_unread(facts: Facts) -> Iterator[Hit]:
+    for sentence in facts.unread:
+        place = _PLACE.search(sentence)
+        yield Hit(place[0] if place else "/", sentence)
+
+
+RULES = (
+    Rule(
+        "driver-differs",
+        "warning",
+        _driver_differs,
+        "The GPU is not on the driver that the layout declares.",
+        "Run the playbook site; with --check --diff it shows what it would do.",
+        "layout",
+        ("cozystack/cozystack#2763", "LukeShort/rootpages#798"),
+    ),
+    Rule(
+        "type-differs",
+        "warning",
+        _type_differs,
+        "The IOMMU group of the GPU does not have the type that the layout declares. The kernel "
+        "changes it only while no member has a driver.",
+        "Run the playbook site; with --check --diff it shows what it would do.",
+        _TYPES,
+        ("NVIDIA/OpenShell#1780",),
+    ),
+    Rule(
+        "guest-differs",
+        "warning",
+        _guest_differs,
+        "The guests' configurations give the GPU to somebody else than the layout says.",
+        "Correct hostpciN or devN of the guests, or the layout.",
+        "layout",
+    ),
+    Rule(
+        "change-refused",
+        "warning",
+        _change_refused,
+        "The GPU is not as the layout says, and a guard of the module gpu stands against the "
+        "change. Evidence and remedy are those of the guard, whose name comes first.",
+        "See the guards of the module gpu.",
+        "gpu",
+        (
+            *(f"{OPEN_MODULES}#{number}" for number in (1119, 1374)),
+            "OpenNebula/one-deploy#251",
+            "kubernetes-sigs/dra-driver-nvidia-gpu#1037",
+            "kubernetes-sigs/dra-driver-nvidia-gpu#1076",
+            "NVIDIA/k8s-driver-manager#146",
+        ),
+    ),
+    Rule(
+        "unfinished-change",
+        "error",
+        _unfinished_change,
+        "A change of drivers or types was cut off. Cards may be without driver, and services that "
+        "were stopped for it may still be.",
+        "Run the playbook site, or gpu: each ends or undoes it first, and says what became of it.",
+        "gpu",
+        (
+            "kubernetes-sigs/dra-driver-nvidia-gpu#1331",
+            "kubernetes-sigs/dra-driver-nvidia-gpu#1255",
+        ),
+    ),
+    Rule(
+        "unbind-stuck",
+        "error",
+        _unbind_stuck,
+        "The driver waits in the kernel for a user who never lets go. Nothing can be done with the "
+        "GPU, and a clean shutdown may wait for it, too.",
+        "Reboot the host when the other guests allow it. If the shutdown stalls, cut the power "
+        "through the BMC.",
+        "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c, nv_pci_remove_helper",
+        (f"{OPEN_MODULES}#1119", f"{OPEN_MODULES}#1374", "NVIDIA/nvidia-persistenced#15"),
+    ),
+    Rule(
+        "part-unread",
+        "warning",
+        _part_unread,
+        "A part of the host could not be read, so nothing was concluded from it.",
+        "Run the audit as root, and look at the named file.",
+        "gpu_host_info",
+        ("fabriziosalmi/proxxx#57",),
+    ),
+)
