@@ -16,6 +16,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._boot import Boo
 from ansible_collections.gpuhost.inference.plugins.module_utils._layout import Entry
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest
 
+_STALL = (
+    "a clean shutdown may never end, because the kernel waits for this GPU: be ready to cut the "
+    "power by the host's BMC (ipmitool chassis power cycle), then set host_reboot_force"
+)
 _LAST = 1 << 31  # guests without a startup order come after those that have one
 
 
@@ -85,7 +89,7 @@ def plan_reboot(
     for trouble in troubles:
         image = f"/boot/initrd.img-{following.kernel}"
         if trouble.id == "unbind-stuck":
-            stall.append(f"{trouble.subject}: {trouble.evidence}")
+            stall.append(f"{trouble.subject}: {trouble.evidence}; {_STALL}")
         elif trouble.id == "unfinished-change" or (
             trouble.id == "initramfs-incomplete" and trouble.subject == image
         ):
