@@ -221,7 +221,8 @@ def _of_network(host: Reader, address: str) -> list[str]:
             if master:
                 duties.append(f"network card {card} is {_port_of(host, master)}{way}")
             uppers = [name[6:] for name in host.names(f"{_NET}/{one}") if name.startswith("upper_")]
-            chain += [name for name in (*uppers, master) if name and name not in chain]
+            above = dict.fromkeys(filter(None, (*uppers, master)))
+            chain += [name for name in above if name not in chain]
     return duties
 
 

@@ -40,12 +40,6 @@ _NVIDIA_NODE = re.compile(r"/dev/nvidia(\d+)")
 # a device given to QEMU by address, or by its folder in sysfs
 _ASSIGNED = re.compile(r"""(?:\bhost["=: ]+|sysfsdev["=: ]+\S*/)([0-9A-Fa-f:]+\.[0-7])""")
 _ALLOWED = re.compile(r"c (\d+):(\d+|\*)(?: [rwm]+)?")
-# address range, device and inode of the file, and its path: of shared mappings, and of all below
-# /dev; drivers give their memory to shared mappings, while those of libraries are private
-_MAPPING = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) (?:...s \S+|...p \S+(?=[^/\n]*/dev/)) (\S+ \d+) +(/.*)$",
-    re.MULTILINE,
-)
 
 
 @dataclass(frozen=True)
@@ -252,10 +246,16 @@ def _mapped(host: Reader, at: str, process: str) -> Iterator[tuple[Number, str]]
     `maps` names device and inode of the file system a node lies on, and a path that may be of a
     container. Only the links in `map_files` lead to the node itself.
     """
-    files: dict[tuple[bytes, bytes], tuple[int, int]] = {}
-    for start, end, inode, path in _MAPPING.findall(host.data(f"{at}/maps") or b""):
-        files.setdefault((inode, path), (int(start, 16), int(end, 16)))
-    for (_inode, path), (first, last) in files.items():
+    files: dict[bytes, bytes] = {}
+    for line in (host.data(f"{at}/maps") or b"").split(b"\n"):
+        # drivers give their memory to shared mappings, those of libraries are private
+        if b"s " in line or b"/dev/" in line:
+            area, mode, _offset, device, inode, *path = line.split(None, 5)
+            if path and path[0].startswith(b"/") and (mode.endswith(b"s") or b"/dev/" in path[0]):
+                files.setdefault(b" ".join((device, inode, path[0])), area)
+    for file, area in files.items():
+        first, last = (int(end, 16) for end in area.split(b"-"))
+        path = file.split(b" ", 2)[2]
         node = path.decode("utf-8", "replace")
         number = host.device_number(f"{process}/map_files/{first:x}-{last:x}")
         if number is None and node.startswith("/dev/"):  # unmapped meanwhile, or a thread's

@@ -17,6 +17,7 @@ from pathlib import Path
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
 
 _CAPTURED_NODE = re.compile(r"([bc]) (\d+):(\d+)\n?")
+_NO_FILES = ("socket:[", "pipe:[", "anon_inode:")  # how /proc/PID/fd calls what has no path
 _ABSENT = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
 
 
@@ -35,7 +36,11 @@ class Reader:
         self._prefix = "" if self._live else str(self.root)
 
     def _followed(self, path: str) -> str:
-        """Follow absolute links by hand in a captured tree; the live kernel follows its own."""
+        """Follow absolute links by hand in a captured tree; the live kernel follows its own.
+
+        Raises:
+            FileNotFoundError: a captured link stands for what was no file.
+        """
         at = self._prefix + path
         if self._live:
             return at
@@ -44,6 +49,8 @@ class Reader:
                 target = os.readlink(at)
             except OSError:  # no link, or nothing at all
                 break
+            if target.startswith(_NO_FILES):
+                raise FileNotFoundError(path)
             above = self._prefix if target.startswith("/") else at.rpartition("/")[0] + "/"
             at = above + target
         return at

@@ -250,7 +250,86 @@ def bmc_and_nvme() -> None:
     tree.save("bmc-and-nvme")
 
 
+def busy_host() -> None:
+    """A GPU among devices the host needs, one divided by MIG, one that fell off the bus."""
+    tree = Tree(
+        "A GPU in one group with the root disk and the network card of the host; another with MIG, "
+        "another off the bus; the display is the BMC's"
+    )
+    tree.host()
+    tree.file(
+        "/proc/devices",
+        "Character devices:\\n  1 mem\\n195 nvidia\\n237 nvidia-caps\\n240 vfio\\n\\n"
+        "Block devices:\\n237 blkext\\n252 device-mapper",
+    )
+    tree.device(
+        "0000:c2:00.0", "1a03:2000", "0x030000", group=5, driver="ast", extra={"boot_vga": "1"}
+    )
+    tree.lines.append(
+        "/sys/class/graphics/fb0 -> ../../devices/pci0000:c2/0000:c2:00.0/graphics/fb0"
+    )
+    tree.file("/sys/devices/pci0000:c2/0000:c2:00.0/graphics/fb0/name", "astdrmfb")
+    tree.file("/proc/iomem", "d6000000-d6ffffff : 0000:c2:00.0\\n  d6000000-d62fffff : BOOTFB")
+    tree.gpu("0000:21:00.0", group=18, driver="nvidia", node=0)
+    tree.gpu("0000:c1:00.0", group=71, driver="nvidia", node=1)
+    tree.gpu("0000:e1:00.0", group=80, driver="vfio-pci", node=1)
+    tree.lines = [
+        line.replace("\\xde\\x10\\xb5\\x2b", "\\xff\\xff\\xff\\xff")
+        if "e1:00.0/config" in line
+        else line
+        for line in tree.lines
+    ]
+    for part, number in (("", 3), ("/ci0", 4)):
+        tree.file(
+            f"/proc/driver/nvidia/capabilities/gpu1/mig/gi2{part}/access",
+            f"DeviceFileMinor: {number}\\nDeviceFileMode: 292\\nDeviceFileModify: 1",
+        )
+    tree.lines.append("/proc/driver/nvidia/capabilities/gpu0/mig/")
+    tree.device(
+        "0000:22:00.0", "144d:a80a", "0x010802", group=18, port="0000:20:01.2", driver="nvme"
+    )
+    at = "/sys/devices/pci0000:22/0000:20:01.2/0000:22:00.0/nvme/nvme0/nvme0n1"
+    for name, minor in (("nvme0n1", 0), ("nvme0n1p1", 1), ("nvme0n1p2", 2), ("nvme0n1p3", 3)):
+        folder = at if name == "nvme0n1" else f"{at}/{name}"
+        tree.lines.append(f"/sys/class/block/{name} -> ../..{folder[4:]}")
+        tree.file(f"{folder}/dev", f"259:{minor}")
+    for name, minor, label in (("dm-0", 0, "pve-swap"), ("dm-1", 1, "pve-root")):
+        tree.lines.append(f"/sys/class/block/{name} -> ../../devices/virtual/block/{name}")
+        tree.file(f"/sys/devices/virtual/block/{name}/dev", f"252:{minor}")
+        tree.file(f"/sys/devices/virtual/block/{name}/dm/name", label)
+        tree.lines.append(
+            f"{at}/nvme0n1p3/holders/{name} -> ../../../../../../../../virtual/block/{name}"
+        )
+    tree.file(
+        "/proc/self/mountinfo",
+        "22 1 252:1 / / rw,relatime shared:1 - ext4 /dev/mapper/pve-root rw\\n"
+        "23 22 0:21 / /proc rw,nosuid shared:2 - proc proc rw\\n"
+        "31 22 259:2 / /boot/efi rw,relatime shared:9 - vfat /dev/nvme0n1p2 rw",
+    )
+    tree.file(
+        "/proc/swaps", "Filename\\tType\\tSize\\tUsed\\tPriority\\n/dev/dm-0 partition 8388604 0 -2"
+    )
+    tree.device(
+        "0000:23:00.0", "8086:1593", "0x020000", group=18, port="0000:20:01.3", driver="ice"
+    )
+    card = "/sys/devices/pci0000:23/0000:20:01.3/0000:23:00.0/net/eno1"
+    tree.lines.append(f"/sys/class/net/eno1 -> ../..{card[4:]}")
+    tree.lines.append(f"{card}/master -> ../../../../../virtual/net/vmbr0")
+    tree.lines.append(f"{card}/upper_vmbr0 -> ../../../../../virtual/net/vmbr0")
+    tree.lines.append("/sys/class/net/vmbr0 -> ../../devices/virtual/net/vmbr0")
+    tree.lines.append("/sys/devices/virtual/net/vmbr0/bridge/")
+    tree.file(
+        "/proc/net/route",
+        "Iface\\tDestination\\tGateway\\tFlags\\tRefCnt\\tUse\\tMetric\\tMask\\tMTU\\tWindow\\tIRTT\\n"
+        "vmbr0\\t00000000\\t0101A8C0\\t0003\\t0\\t0\\t0\\t00000000\\t0\\t0\\t0\\n"
+        "vmbr0\\t0001A8C0\\t00000000\\t0001\\t0\\t0\\t0\\t00FFFFFF\\t0\\t0\\t0",
+    )
+    tree.process(1, "/sbin/init")
+    tree.save("busy-host")
+
+
 if __name__ == "__main__":
     eight_gpus()
     four_functions()
     bmc_and_nvme()
+    busy_host()
