@@ -21,7 +21,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._layout import E
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest, Owner
 
 SEVERITIES = ("error", "warning", "note")
-OPEN_MODULES = "NVIDIA/open-gpu-kernel-modules"
 SYSFS_TOOLS = "Proxmox VE: PVE/SysFSTools.pm of pve-common, pci_dev_group_bind_to_vfio"
 
 
@@ -56,10 +55,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of finding. The texts are for people: what it means, what to do, who says so.
-
-    `seen` names public reports of it: a project on GitHub and a number, or an address.
-    """
+    """One kind of finding. The texts are for people: what it means, what to do, who says so."""
 
     id: str
     severity: str
@@ -67,7 +63,6 @@ class Rule:
     why: str
     remedy: str
     reference: str
-    seen: tuple[str, ...] = ()
 
 
 def configured(gpu: Gpu, kind: str | None = None) -> Iterator[Owner]:

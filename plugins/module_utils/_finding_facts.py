@@ -26,6 +26,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     UnreadableError,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
+from ansible_collections.gpuhost.inference.plugins.module_utils._guests import (
+    Surroundings,
+    read_surroundings,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import Member
 from ansible_collections.gpuhost.inference.plugins.module_utils._layout import Entry
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest
@@ -70,6 +74,7 @@ class Extras:
         cpus: processors this machine may have (`/sys/devices/system/cpu/possible`).
         qemu: version of Proxmox's QEMU, read when a guest is to be confidential.
         idle_file: the boot loader file that is not in force, and the parameters in it.
+        around: what guests' configurations are judged by.
         neighbours: functions of other cards on the same bus, by address of the GPU.
         duties: what the host does with other devices of the GPUs' groups, by their address.
         redirecting: port above a GPU whose ACS redirects peer-to-peer requests, by its address;
@@ -86,6 +91,7 @@ class Extras:
     cpus: int | None
     qemu: str | None
     idle_file: tuple[str, tuple[str, ...]] | None
+    around: Surroundings | None
     neighbours: Mapping[str, tuple[str, ...]]
     duties: Mapping[str, tuple[str, ...]]
     redirecting: Mapping[str, str]
@@ -122,6 +128,7 @@ def read_extras(
         cpus=attempt(lambda: _cpus(host), None),
         qemu=attempt(lambda: _qemu(host), None) if confidential else None,
         idle_file=attempt(lambda: _idle_file(host, boot.boot_loader.name), None),
+        around=attempt(lambda: read_surroundings(host, guests), None),
         neighbours=attempt(lambda: dict(_neighbours(host, gpus)), {}),
         duties=attempt(lambda: _duties(host, gpus), {}),
         redirecting=attempt(lambda: dict(_redirecting(host, gpus)), {}),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import (
     _findings_boot,
+    _findings_configs,
     _findings_gpus,
     _findings_guests,
     _findings_iommu,
@@ -31,6 +32,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import Io
 FAMILIES = (
     ("Cards", _findings_gpus.RULES),
     ("Guests", _findings_guests.RULES),
+    ("Guests' configurations", _findings_configs.RULES),
     ("IOMMU and memory encryption", _findings_iommu.RULES),
     ("Boot", _findings_boot.RULES),
     ("Layout", _findings_layout.RULES),

@@ -207,7 +207,6 @@ RULES = (
         "Build the module for it (dkms autoinstall -k RELEASE), reinstall the kernel's package, or "
         "pin the running kernel (proxmox-boot-tool kernel pin).",
         "modules.dep(5), proxmox-boot-tool(8)",
-        ("truenas/documentation#4576",),
     ),
     Rule(
         "persistence-missing",
@@ -217,7 +216,6 @@ RULES = (
         "and a VM may start before somebody does.",
         "Run the playbook site, whose role gpu_passthrough installs the rules for the boot.",
         "role gpu_passthrough",
-        ("harvester/harvester#2819", "harvester/pcidevices#14"),
     ),
     Rule(
         "persistence-differs",
@@ -227,7 +225,6 @@ RULES = (
         "the layout says now.",
         "Run the playbook site; with --check --diff it shows what it would do.",
         "role gpu_passthrough",
-        ("harvester/harvester#2819",),
     ),
     Rule(
         "override-missing",
@@ -238,7 +235,6 @@ RULES = (
         "Compare address and id with /etc/udev/rules.d/10-gpuhost.rules, then run the playbook "
         "site.",
         "kernel: Documentation/ABI/testing/sysfs-bus-pci, driver_override",
-        ("QubesOS/qubes-issues#7792", "QubesOS/qubes-issues#8127"),
     ),
     Rule(
         "initramfs-incomplete",
@@ -248,7 +244,6 @@ RULES = (
         "read: a VM's GPU can end on nvidia, a container's on vfio-pci.",
         f"{_UPDATE}, which also checks the images again.",
         "initramfs-tools(7)",
-        ("truenas/documentation#4576",),
     ),
     Rule(
         "initramfs-unchecked",
@@ -257,7 +252,6 @@ RULES = (
         "It is not known whether this image holds the rules of this host.",
         f"{_UPDATE}, which also checks the images.",
         "initramfs-tools(7)",
-        ("truenas/documentation#4576",),
     ),
     Rule(
         "cmdline-contradiction",
@@ -277,10 +271,6 @@ RULES = (
         "not start this host. They have no effect.",
         "Move them to the file that counts, or remove them.",
         "proxmox-boot-tool(8)",
-        (
-            "strongtz/i915-sriov-dkms#435",
-            "strongtz/i915-sriov-dkms#172",
-        ),
     ),
     Rule(
         "reboot-pending",
@@ -290,7 +280,6 @@ RULES = (
         "Refresh the boot loader (proxmox-boot-tool refresh, or update-grub) and reboot when the "
         "guests allow it.",
         "proxmox-boot-tool(8)",
-        ("strongtz/i915-sriov-dkms#435",),
     ),
     Rule(
         "known-bad-kernel",
@@ -299,7 +288,6 @@ RULES = (
         "This version was reported to break GPUs of VMs.",
         "Boot another version, and pin it (proxmox-boot-tool kernel pin).",
         "the report named in the evidence",
-        tuple(sorted({report for _harm, report in KNOWN_BAD.values()})),
     ),
     Rule(
         "leftover-vfio-ids",
@@ -309,7 +297,6 @@ RULES = (
         "cards have equal ids.",
         f"Remove the ids; the layout binds by address. Then {_UPDATE}.",
         "kernel: drivers/vfio/pci/vfio_pci.c, parameter ids",
-        ("MacRimi/ProxMenux#179", "harvester/pcidevices#49", "truenas/middleware#11397"),
     ),
     Rule(
         "vfio-builtin-options",
@@ -319,7 +306,6 @@ RULES = (
         "Remove the line; the layout binds by address. What has to be an option goes to the "
         "kernel's command line (vfio-pci.NAME=VALUE).",
         "modprobe.d(5), options",
-        ("clayfreeman/gpu-passthrough#3", "64kramsystem/vga-passthrough#35", "anatol/booster#20"),
     ),
     Rule(
         "leftover-vfio-virqfd",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._faults import GpuHealth
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import (
-    OPEN_MODULES,
     SYSFS_TOOLS,
     Facts,
     Hit,
@@ -188,7 +187,6 @@ RULES = (
         "the captured tree is not one.",
         "Check the host, and the cards by lspci -d 10de:.",
         _ABI,
-        ("canonical/lxd#10566",),
     ),
     Rule(
         "off-bus",
@@ -199,7 +197,6 @@ RULES = (
         "If its power state is D3cold, write on to power/control of the GPU and look again. Else "
         "power the host off and on; a warm reboot often does not bring it back.",
         "PCI Express Base Specification, reads without completion",
-        tuple(f"bryansteiner/gpu-passthrough-tutorial#{number}" for number in (22, 30, 36, 39)),
     ),
     Rule(
         "power-error",
@@ -209,7 +206,6 @@ RULES = (
         "reaches the GPU.",
         "Look at the kernel log for the GPU's address, then power the host off and on.",
         f"{_ABI}, power_state",
-        (f"{OPEN_MODULES}#535",),
     ),
     Rule(
         "bar-unassigned",
@@ -219,7 +215,6 @@ RULES = (
         "cannot start it, nor can a VM use it.",
         "Enable decoding above 4G and enlarge the MMIO window in the firmware.",
         f"{_ABI}, resource",
-        ("forum.proxmox.com 179366",),
     ),
     Rule(
         "bar-small",
@@ -229,7 +224,6 @@ RULES = (
         "want of room behind its bridge; peer-to-peer copies need the whole memory in it.",
         "Enlarge the MMIO window in the firmware (above 4G, resizable BAR), or use another slot.",
         f"{_ABI}, resource",
-        (f"{OPEN_MODULES}#510",),
     ),
     Rule(
         "reset-methods-differ",
@@ -240,7 +234,6 @@ RULES = (
         "Write the methods to reset_method of the GPU as its likes have them, in order of "
         "preference; if the kernel refuses that, power the host off and on.",
         f"{_ABI}, reset_method",
-        (f"{OPEN_MODULES}#1353",),
     ),
     Rule(
         "bus-shared",
@@ -251,7 +244,6 @@ RULES = (
         "Give all devices of the bus to one guest, or use another slot. Never reset the bridge by "
         "hand while a guest runs.",
         "kernel: drivers/pci/pci.c, pci_parent_bus_reset",
-        ("cloud-hypervisor/cloud-hypervisor#8533", "dstackai/dstack#1058"),
     ),
     Rule(
         "link-narrow",
@@ -262,7 +254,6 @@ RULES = (
         "a link says nothing: it falls while a card is idle.",
         "Power-cycle the host; if it stays, reseat the card or look at the slot and riser.",
         f"{_ABI}, current_link_width",
-        ("forum.proxmox.com 178461",),
     ),
     Rule(
         "display-for-vm",
@@ -273,11 +264,6 @@ RULES = (
         "Set the BMC or another card as first display in the firmware, or boot with "
         "initcall_blacklist=sysfb_init.",
         "https://pve.proxmox.com/wiki/PCI_Passthrough",
-        (
-            "harvester/pcidevices#81",
-            "harvester/harvester#6228",
-            "isc30/ryzen-gpu-passthrough-proxmox#159",
-        ),
     ),
     Rule(
         "divided-for-vm",
@@ -287,7 +273,6 @@ RULES = (
         "start of the VM Proxmox unbinds it without asking, and the parts vanish.",
         "Give the VM a part, or end the division first.",
         SYSFS_TOOLS,
-        ("MacRimi/ProxMenux#179", "OpenVisualCloud/Media-Transport-Library#1667"),
     ),
     Rule(
         "fsp-failed",
@@ -298,7 +283,6 @@ RULES = (
         "Compare the group type with the last boot that worked and set it back; then cut the power "
         "(a warm reboot often does not clear it) and look again.",
         "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/fsp/kern_fsp.c",
-        (f"{OPEN_MODULES}#1104",),
     ),
     Rule(
         "gpu-failed",
@@ -307,7 +291,6 @@ RULES = (
         "The kernel log says that the GPU does not work.",
         "Power the host off and on, and look again.",
         "gpu_health_info",
-        tuple(f"{OPEN_MODULES}#{number}" for number in (829, 1104, 1230)),
     ),
     Rule(
         "gpu-degraded",

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import (
-    OPEN_MODULES,
     SYSFS_TOOLS,
     Facts,
     Hit,
@@ -134,7 +133,6 @@ RULES = (
         "Proxmox unbinds it without asking who uses it; with the GPU in use that never returns.",
         "Bind it to vfio-pci first (gpu, driver: vfio-pci), or take it out of the VM.",
         SYSFS_TOOLS,
-        (f"{OPEN_MODULES}#1119", "kubevirt/kubevirt#8549"),
     ),
     Rule(
         "two-owners",
@@ -144,7 +142,6 @@ RULES = (
         "first.",
         "Leave it in one guest only.",
         SYSFS_TOOLS,
-        ("community-scripts/ProxmoxVE, container builder: all /dev/nvidia* to one container",),
     ),
     Rule(
         "container-node-missing",
@@ -155,7 +152,6 @@ RULES = (
         "Write the devN entries anew from the minors of its GPUs (gpu_info), or bind the GPU to "
         "nvidia.",
         "Proxmox VE: src/PVE/LXC.pm of pve-container, devN",
-        ("LukeShort/rootpages#798",),
     ),
     Rule(
         "driverless-twin",
@@ -165,7 +161,6 @@ RULES = (
         "with that id that has no driver at that moment.",
         "Bind it to the driver it is meant for; gpu also sets driver_override, which protects it.",
         SYSFS_TOOLS,
-        tuple(f"NVIDIA/nvtrust#{number}" for number in (19, 30, 54)),
     ),
     Rule(
         "unprotected-twin",
@@ -175,7 +170,6 @@ RULES = (
         "would take this GPU along: Proxmox teaches vfio-pci the id they share.",
         "Let gpu bind it, or run the playbook site: both set driver_override, which protects it.",
         SYSFS_TOOLS,
-        (*(f"NVIDIA/nvtrust#{number}" for number in (19, 30, 54)), "OFS/opae-sdk#2735"),
     ),
     Rule(
         "companion-left",
@@ -185,7 +179,6 @@ RULES = (
         "has a host driver; Proxmox takes the rest away by force at the VM's start.",
         "Bind the card with gpu, which takes all its functions together.",
         "kernel: Documentation/driver-api/vfio.rst",
-        ("NVIDIA/gpu-operator#1328", "kubernetes-sigs/dra-driver-nvidia-gpu#1191"),
     ),
     Rule(
         "group-not-viable",
@@ -196,7 +189,6 @@ RULES = (
         "Move one of the cards to another slot, or enable ACS in the firmware; groups are formed "
         "at boot.",
         "kernel: Documentation/driver-api/vfio.rst",
-        ("harvester/harvester#10499", "OpenNebula/one-deploy#175"),
     ),
     Rule(
         "vfio-held",
@@ -206,6 +198,5 @@ RULES = (
         "end, or another program. No VM can start with the GPU until it lets go.",
         "Look at the process; end it if it is what a VM left behind.",
         "kernel: Documentation/driver-api/vfio.rst",
-        ("harvester/harvester#8294",),
     ),
 )

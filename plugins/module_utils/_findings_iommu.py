@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import (
-    OPEN_MODULES,
     Facts,
     Hit,
     Rule,
@@ -175,7 +174,6 @@ RULES = (
         "Remove iommu=pt (or iommu.passthrough=1) from the kernel command line and reboot, or give "
         "up sev_snp in the layout.",
         _AMD,
-        ("AMDESE/AMDSEV#80", "AMDESE/AMDSEV#88", "AMDESE/AMDSEV#113"),
     ),
     Rule(
         "snp-not-active",
@@ -185,7 +183,6 @@ RULES = (
         "Enable SEV-SNP in the firmware, do not use iommu=pt nor amd_iommu=pgtbl_v2, and see that "
         "kvm_amd is loaded.",
         _AMD,
-        ("AMDESE/AMDSEV#88",),
     ),
     Rule(
         "snp-old-qemu",
@@ -195,7 +192,6 @@ RULES = (
         "memory that VFIO has mapped.",
         "Update pve-qemu-kvm to 9.2 or later.",
         "https://github.com/kubevirt/kubevirt/issues/16407",
-        ("kubevirt/kubevirt#16407",),
     ),
     Rule(
         "identity-with-snp",
@@ -215,7 +211,6 @@ RULES = (
         "each address itself. GPUs do not, so they read ciphertext.",
         "Set the type to DMA-FQ, or boot without mem_encrypt=on.",
         "kernel: Documentation/arch/x86/amd-memory-encryption.rst",
-        (f"{OPEN_MODULES}#340", "AMDESE/AMDSEV#51"),
     ),
     Rule(
         "identity-with-fsp",
@@ -235,7 +230,6 @@ RULES = (
         "of group was not settled.",
         "Watch the health verdict after each start; if in doubt boot without mem_encrypt=on.",
         "kernel: Documentation/arch/x86/amd-memory-encryption.rst",
-        (f"{OPEN_MODULES}#340", "AMDESE/AMDSEV#51"),
     ),
     Rule(
         "iommu-absent",
@@ -256,7 +250,6 @@ RULES = (
         "Remove the word. Set the type of single groups instead, or iommu=pt where no SEV-SNP "
         "guest is wanted.",
         "kernel: arch/x86/kernel/apic/apic.c, try_to_enable_x2apic",
-        ("aikitoria/open-gpu-kernel-modules#6",),
     ),
     Rule(
         "amd-iommu-on",
@@ -276,7 +269,6 @@ RULES = (
         "Look for a firmware setting (RMRR, IVMD, USB or management engine emulation on that slot) "
         "or use another slot.",
         "kernel: drivers/iommu/iommu.c, require_direct",
-        ("NVIDIA/OpenShell#1780",),
     ),
     Rule(
         "p2p-redirected",
@@ -288,12 +280,5 @@ RULES = (
         "off in the server (NCCL_P2P_DISABLE=1, and SGLang's --disable-custom-all-reduce). ACS "
         "can only be changed at boot.",
         "kernel: Documentation/admin-guide/kernel-parameters.txt, pci=config_acs=",
-        (
-            "vllm-project/vllm#33041",
-            "local-inference-lab/vllm#262",
-            "NVIDIA/nccl#257",
-            "NVIDIA/nccl-tests#117",
-            "tinygrad/open-gpu-kernel-modules#18",
-        ),
     ),
 )

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import (
-    OPEN_MODULES,
     Facts,
     Hit,
     Rule,
@@ -110,7 +109,6 @@ RULES = (
         "The GPU is not on the driver that the layout declares.",
         "Run the playbook site; with --check --diff it shows what it would do.",
         "layout",
-        ("cozystack/cozystack#2763", "LukeShort/rootpages#798"),
     ),
     Rule(
         "type-differs",
@@ -120,7 +118,6 @@ RULES = (
         "changes it only while no member has a driver.",
         "Run the playbook site; with --check --diff it shows what it would do.",
         _TYPES,
-        ("NVIDIA/OpenShell#1780",),
     ),
     Rule(
         "guest-differs",
@@ -138,13 +135,6 @@ RULES = (
         "change. Evidence and remedy are those of the guard, whose name comes first.",
         "See the guards of the module gpu.",
         "gpu",
-        (
-            *(f"{OPEN_MODULES}#{number}" for number in (1119, 1374)),
-            "OpenNebula/one-deploy#251",
-            "kubernetes-sigs/dra-driver-nvidia-gpu#1037",
-            "kubernetes-sigs/dra-driver-nvidia-gpu#1076",
-            "NVIDIA/k8s-driver-manager#146",
-        ),
     ),
     Rule(
         "unfinished-change",
@@ -154,10 +144,6 @@ RULES = (
         "were stopped for it may still be.",
         "Run the playbook site, or gpu: each ends or undoes it first, and says what became of it.",
         "gpu",
-        (
-            "kubernetes-sigs/dra-driver-nvidia-gpu#1331",
-            "kubernetes-sigs/dra-driver-nvidia-gpu#1255",
-        ),
     ),
     Rule(
         "unbind-stuck",
@@ -168,7 +154,6 @@ RULES = (
         "Reboot the host when the other guests allow it. If the shutdown stalls, cut the power "
         "through the BMC.",
         "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c, nv_pci_remove_helper",
-        (f"{OPEN_MODULES}#1119", f"{OPEN_MODULES}#1374", "NVIDIA/nvidia-persistenced#15"),
     ),
     Rule(
         "part-unread",
@@ -177,6 +162,5 @@ RULES = (
         "A part of the host could not be read, so nothing was concluded from it.",
         "Run the audit as root, and look at the named file.",
         "gpu_host_info",
-        ("fabriziosalmi/proxxx#57",),
     ),
 )

@@ -180,6 +180,19 @@ host:
       returned: success
       type: dict
       sample: {kernel: 6.14.11-4-pve, problems: [], ready: true}
+    reboot:
+      description:
+        - A reboot as it would be now. C(reasons) say why one is needed, none when it is not;
+          C(problems) why none may be done; C(stall) why a clean shutdown may never end; C(guests)
+          are the running guests of the layout, in the order in which Proxmox starts them.
+      returned: success
+      type: dict
+      sample:
+        guests:
+          - {kind: lxc, name: inference, vmid: 100}
+        problems: []
+        reasons: [the running kernel was started without iommu=nopt]
+        stall: []
     modules:
       description: Modules in the kernel out of those that matter for GPUs, loaded or built in.
       returned: success

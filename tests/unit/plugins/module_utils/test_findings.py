@@ -106,6 +106,8 @@ def audit(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         host: str = "eight-gpus",
     ) -> dict[str, Any]:
         tree = (trees.HOSTS / f"{host}.tree").read_text(encoding="ascii")
+        for name in ("confidential", "tenant") if "q35" not in tree else ():
+            tree = tree.replace(f"\\nname: {name}", f"\\nmachine: q35\\nname: {name}")
         clean = [*CLEAN, *ORDERLY] if host == "eight-gpus" else CLEAN
         for old, new in (*clean, *changes):
             assert old in tree, f"{old!r} is not in the tree any more"
@@ -231,6 +233,11 @@ RECORD = {
     "persistence": [],
 }
 CUT_OFF = text("/var/lib/gpuhost/transaction.json", RECORD)
+
+
+CT = "hostname: inference"
+STORAGES = "/etc/pve/storage.cfg = dir: local\\n\\tpath /var/lib/vz\\n\\nnfs: share\\n\\tserver nas"
+OVMF = ("\\nname: confidential", "\\nbios: ovmf\\nname: confidential")
 
 
 def stuck(boot: str) -> str:
@@ -506,6 +513,38 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("part-unread", "/proc/iomem", {"more": "/proc/iomem = 00000000-00000000 : BOOTFB"}),
     ("change-refused", "0000:43:00.0", {"changes": [HOLDER], "layout": MOVE}),
+    ("hostpci-invalid", "qemu 200", {"changes": [("\\nmachine: q35\\nname: c", "\\nname: c")]}),
+    (
+        "hostpci-part-of-card",
+        "qemu 300",
+        {"host": "four-functions", "more": "/etc/pve/qemu-server/300.conf = hostpci0: 01:00.0"},
+    ),
+    (
+        "two-vms-at-boot",
+        "0000:83:00.0",
+        {"changes": [("hostpci1: host=82:00.0,pcie=1", "hostpci1: 83:00.0\\nonboot: 1")]},
+    ),
+    (
+        "mapping-drift",
+        "/etc/pve/mapping/pci.cfg",
+        {"changes": [("iommugroup=62", "iommugroup=13")]},
+    ),
+    (
+        "container-raw-lines",
+        "lxc 100",
+        {"changes": [(CT, f"{CT}\\nlxc.cgroup2.devices.allow: c 505:* rwm")]},
+    ),
+    ("container-device-absent", "lxc 100", {"drop": "/dev/nvidia-uvm c"}),
+    (
+        "hookscript-local",
+        "lxc 100",
+        {
+            "changes": [(CT, f"{CT}\\nhookscript: local:snippets/gpu.sh")],
+            "more": STORAGES,
+        },
+    ),
+    ("snp-vm-settings", "qemu 200", {"layout": SNP}),
+    ("mmio-window", "qemu 200", {"changes": [OVMF]}),
     ("unfinished-change", "/var/lib/gpuhost/transaction.json", {"more": CUT_OFF}),
     ("unbind-stuck", "0000:42:00.0", {"more": stuck("b1")}),
 ]
@@ -660,6 +699,17 @@ OVERRIDE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_over
         ("companion-left", {"host": "four-functions"}),
         ("vfio-held", {"drop": "/etc/pve"}),
         ("change-refused", {"changes": [HOLDER], "layout": LAYOUT[:1]}),
+        ("mmio-window", {"changes": [OVMF, ("\\nbios: ovmf", "\\nbios: ovmf\\ncpu: host")]}),
+        (
+            "container-raw-lines",
+            {"changes": [(CT, f"{CT}\\nlxc.cgroup2.devices.allow: c 10:200 rwm")]},
+        ),
+        (
+            "hookscript-local",
+            {"changes": [(CT, f"{CT}\\nhookscript: share:snippets/x")], "more": STORAGES},
+        ),
+        ("mapping-drift", {"changes": [("iommugroup=1,node=pve2", "iommugroup=9,node=pve2")]}),
+        ("two-vms-at-boot", {"changes": [("hostpci1: host=82:00.0", "hostpci1: host=83:00.0")]}),
         ("unfinished-change", {"more": f"{CUT_OFF}\n/run/gpuhost.lock = 900 ansible"}),
         ("unbind-stuck", {"more": stuck("b2")}),
     ],
