@@ -7,6 +7,8 @@
  * class and revision, subsystem. The kernel reads that identity once when it enumerates a
  * device, so the devices are removed and found again after the replacement is in place. Load
  * this from the initramfs, before any driver could bind.
+ *
+ * A device at function 0 is a GPU, one at another function is the sound device of that card.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -14,12 +16,18 @@
 #include <linux/module.h>
 #include <linux/pci.h>
 
+#include "lab-faults.h"
+
 #define EDU_VENDOR	0x1234
 #define EDU_DEVICE	0x11e8
 
 #define GPU_ID		0x2bb510de	/* device, vendor */
 #define GPU_CLASS	0x030200a1	/* 3D controller, revision a1 */
 #define GPU_SUBSYSTEM	0x204e10de
+#define AUDIO_ID	0x22e810de
+#define AUDIO_CLASS	0x040300a1	/* HD audio controller */
+
+LAB_FAULTS_PARAM(lab_all_ones, "whose configuration space reads all ones: off the bus");
 
 static struct pci_ops *real_ops;
 static struct pci_ops gpu_ops;
@@ -32,6 +40,11 @@ static bool is_edu(struct pci_bus *bus, unsigned int devfn)
 	       id == (EDU_DEVICE << 16 | EDU_VENDOR);
 }
 
+static bool off_the_bus(struct pci_bus *bus, unsigned int devfn)
+{
+	return lab_faults_name(&lab_all_ones, lab_key(bus, devfn)) && is_edu(bus, devfn);
+}
+
 static int gpu_read(struct pci_bus *bus, unsigned int devfn, int where, int size, u32 *value)
 {
 	int rc = real_ops->read(bus, devfn, where, size, value);
@@ -39,12 +52,16 @@ static int gpu_read(struct pci_bus *bus, unsigned int devfn, int where, int size
 
 	if (rc)
 		return rc;
+	if (off_the_bus(bus, devfn)) {
+		*value = ~0U >> (32 - size * 8);
+		return 0;
+	}
 	switch (where & ~3) {
 	case PCI_VENDOR_ID:
-		word = GPU_ID;
+		word = PCI_FUNC(devfn) ? AUDIO_ID : GPU_ID;
 		break;
 	case PCI_CLASS_REVISION:
-		word = GPU_CLASS;
+		word = PCI_FUNC(devfn) ? AUDIO_CLASS : GPU_CLASS;
 		break;
 	case PCI_SUBSYSTEM_VENDOR_ID:
 		word = GPU_SUBSYSTEM;
@@ -57,6 +74,11 @@ static int gpu_read(struct pci_bus *bus, unsigned int devfn, int where, int size
 	word >>= (where & 3) * 8;
 	*value = size < 4 ? word & ((1U << (size * 8)) - 1) : word;
 	return 0;
+}
+
+static int gpu_write(struct pci_bus *bus, unsigned int devfn, int where, int size, u32 value)
+{
+	return off_the_bus(bus, devfn) ? 0 : real_ops->write(bus, devfn, where, size, value);
 }
 
 static struct pci_bus *root_of(struct pci_bus *bus)
@@ -124,6 +146,7 @@ static int __init lab_gpu_init(void)
 			real_ops = pdev->bus->ops;
 			gpu_ops = *real_ops;
 			gpu_ops.read = gpu_read;
+			gpu_ops.write = gpu_write;
 		}
 		replace_ops(pdev->bus);
 	}

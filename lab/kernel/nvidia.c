@@ -21,6 +21,7 @@
 #include <linux/slab.h>
 #include <generated/compile.h>
 
+#include "lab-faults.h"
 #include "nvidia-lab.h"
 
 #define NV_VERSION	"595.58.03"
@@ -43,6 +44,14 @@ static bool fsp_fail_on_identity = true;
 module_param(fsp_fail_on_identity, bool, 0644);
 MODULE_PARM_DESC(fsp_fail_on_identity,
 		 "Lab: a GPU that starts in an identity domain fails in its FSP until power-off");
+
+LAB_FAULTS_PARAM(lab_remove_hangs, "whose remove never returns, whatever happens then");
+LAB_FAULTS_PARAM(lab_use_count_leaked, "with one use more than processes have; remove waits for it");
+LAB_FAULTS_PARAM(lab_probe_fails, "whose probe fails");
+
+static unsigned int lab_remove_seconds;
+module_param(lab_remove_seconds, uint, 0644);
+MODULE_PARM_DESC(lab_remove_seconds, "Lab: how long each remove takes at least");
 
 /* Options of the real module that this one shows in params; GpuInitOnProbe also works. */
 static int NVreg_DmaRemapPeerMmio = 1;
@@ -68,6 +77,7 @@ struct nv_gpu {
 	unsigned int users;
 	int instance;		/* while started, else -1 */
 	bool removed;
+	bool hangs;		/* remove never ends */
 	bool known;		/* was started once: UUID and VBIOS are known */
 	int p2p;		/* last answer of lab_p2p, -1 before */
 };
@@ -99,17 +109,12 @@ static void board_set(unsigned int word, u32 value)
 		board_less[word] = value;
 }
 
-static u32 board_key(struct pci_dev *pdev)
-{
-	return pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
-}
-
 static u32 fsp_error(struct pci_dev *pdev)
 {
 	unsigned int i;
 
 	for (i = 0; i < BOARD_RECORDS * 2; i += 2)
-		if (board_get(i + 1) && board_get(i) == board_key(pdev))
+		if (board_get(i + 1) && board_get(i) == lab_key(pdev->bus, pdev->devfn))
 			return board_get(i + 1);
 	return 0;
 }
@@ -121,7 +126,7 @@ static void fsp_break(struct pci_dev *pdev, u32 error)
 	for (i = 0; i < BOARD_RECORDS * 2 && board_get(i + 1); i += 2)
 		;
 	if (i < BOARD_RECORDS * 2) {
-		board_set(i, board_key(pdev));
+		board_set(i, lab_key(pdev->bus, pdev->devfn));
 		board_set(i + 1, error);
 	}
 }
@@ -181,6 +186,15 @@ static void fsp_report(struct nv_gpu *gpu, u32 error)
 	nv_err(gpu, "RmInitAdapter: Cannot initialize GSP firmware RM");
 }
 
+static int start_failed(struct nv_gpu *gpu, const char *code)
+{
+	pr_err("NVRM: GPU %s: RmInitAdapter failed! (%s)\n", pci_name(gpu->pdev), code);
+	pr_err("NVRM: GPU %s: rm_init_adapter failed, device minor number %u\n",
+	       pci_name(gpu->pdev), gpu->minor);
+	gpu->instance = -1;
+	return -EIO;
+}
+
 /* Boots one GPU. The caller holds nv_lock. -EIO when it does not come up. */
 static int gpu_start(struct nv_gpu *gpu)
 {
@@ -188,6 +202,12 @@ static int gpu_start(struct nv_gpu *gpu)
 	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
 	u32 error = fsp_error(pdev);
 
+	if (!pci_device_is_present(pdev)) {
+		pr_err("NVRM: Xid (PCI:%04x:%02x:%02x): 79, GPU has fallen off the bus.\n",
+		       pci_domain_nr(pdev->bus), pdev->bus->number, PCI_SLOT(pdev->devfn));
+		pr_err("NVRM: GPU %s: GPU has fallen off the bus.\n", pci_name(pdev));
+		return start_failed(gpu, "0x22:0xf:667");
+	}
 	gpu->instance = find_first_zero_bit(nv_instances, NV_MINORS);
 	if (!error && fsp_fail_on_identity && domain && domain->type == IOMMU_DOMAIN_IDENTITY) {
 		error = FSP_ERROR;
@@ -195,11 +215,7 @@ static int gpu_start(struct nv_gpu *gpu)
 	}
 	if (error) {
 		fsp_report(gpu, error);
-		pr_err("NVRM: GPU %s: RmInitAdapter failed! (0x62:0xffff:2168)\n", pci_name(pdev));
-		pr_err("NVRM: GPU %s: rm_init_adapter failed, device minor number %u\n",
-		       pci_name(pdev), gpu->minor);
-		gpu->instance = -1;
-		return -EIO;
+		return start_failed(gpu, "0x62:0xffff:2168");
 	}
 	set_bit(gpu->instance, nv_instances);
 	gpu->known = true;
@@ -313,7 +329,7 @@ static int information_show(struct seq_file *m, void *unused)
 {
 	struct nv_gpu *gpu = m->private;
 	struct pci_dev *pdev = gpu->pdev;
-	u32 key = board_key(pdev);
+	u32 key = lab_key(pdev->bus, pdev->devfn);
 
 	seq_puts(m, "Model: \t\t NVIDIA RTX PRO 6000 Blackwell Server Edition\n");
 	seq_printf(m, "IRQ:   \t\t %u\n", pdev->irq);
@@ -428,8 +444,15 @@ ATTRIBUTE_GROUPS(nv);
 static int nv_setup(struct nv_gpu *gpu)
 {
 	struct pci_dev *pdev = gpu->pdev;
-	int rc = pci_enable_device(pdev);
+	int rc;
 
+	if (!pci_device_is_present(pdev)) {
+		pr_err("NVRM: The NVIDIA GPU %s (PCI ID: %04x:%04x)\n"
+		       "NVRM: installed in this system has fallen off the bus and is not responding to commands.\n",
+		       pci_name(pdev), pdev->vendor, pdev->device);
+		return -ENODEV;
+	}
+	rc = pci_enable_device(pdev);
 	if (rc)
 		return rc;
 	pci_set_master(pdev);
@@ -437,6 +460,10 @@ static int nv_setup(struct nv_gpu *gpu)
 	if (rc)
 		goto disable;
 	gpu->minor = find_first_zero_bit(nv_minors, NV_MINORS);
+	if (lab_faulty(&lab_probe_fails, pdev)) {
+		rc = start_failed(gpu, "0x22:0x56:894");
+		goto disable;
+	}
 	if (NVreg_GpuInitOnProbe) {
 		rc = gpu_start(gpu);
 		if (rc)
@@ -480,16 +507,23 @@ static int nv_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	return 0;
 }
 
+static bool in_use(struct nv_gpu *gpu)
+{
+	return gpu->users || gpu->hangs || lab_faulty(&lab_use_count_leaked, gpu->pdev);
+}
+
 static void nv_remove(struct pci_dev *pdev)
 {
 	struct nv_gpu *gpu = pci_get_drvdata(pdev);
 
+	msleep(lab_remove_seconds * MSEC_PER_SEC);
 	mutex_lock(&nv_lock);
 	gpu->removed = true;
-	if (gpu->users) {
+	gpu->hangs = lab_faulty(&lab_remove_hangs, pdev);
+	if (in_use(gpu)) {
 		pr_err("NVRM: Attempting to remove device %s with non-zero usage count!\n",
 		       pci_name(pdev));
-		while (gpu->users) {
+		while (in_use(gpu)) {
 			mutex_unlock(&nv_lock);
 			msleep(500);
 			mutex_lock(&nv_lock);
