@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -15,7 +16,9 @@ TREE = """\
 /sys/a/empty/
 /sys/a/driver -> ../../drivers/nvidia
 /dev/nvidia0 c 195:0
+/dev/dm-3 b 252:3
 /proc/7/fd/3 -> /dev/nvidia0
+/proc/7/fd/4 -> socket:[77]
 /proc/7/cmdline = python\\x00-m\\x00sglang
 """
 
@@ -53,6 +56,40 @@ def test_device_numbers_follow_links_inside_the_tree(reader: Reader) -> None:
     assert reader.device_number("/proc/7/fd/3") == (195, 0)
     assert reader.device_number("/sys/a/vendor") is None
     assert reader.device_number("/dev/nvidia1") is None
+    assert reader.device_number("/proc/7/fd/4") is None
+
+
+def test_character_and_block_devices_are_numbered_apart(reader: Reader) -> None:
+    assert reader.device_number("/dev/dm-3") is None
+    assert reader.device_number("/dev/dm-3", "b") == (252, 3)
+    assert reader.device_number("/dev/nvidia0", "b") is None
+
+
+def test_a_process_that_ended_is_absent(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_arguments: object, **_options: object) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "listdir", gone)
+    monkeypatch.setattr(os, "readlink", gone)
+    monkeypatch.setattr("builtins.open", gone)
+    live = Reader()
+    assert live.names("/proc/7/fd") == []
+    assert live.link("/proc/7/fd/3") is None
+    assert live.data("/proc/7/maps") is None
+
+
+def test_no_more_is_read_than_wanted(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers beyond the first ones may be harmful to read."""
+    sizes = []
+
+    class File(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            sizes.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr("builtins.open", lambda path, mode, buffering: File(path, mode))
+    assert reader.head("/sys/a/vendor", 4) == b"0x10"
+    assert sizes == [4]
 
 
 def test_live_host() -> None:

@@ -1,4 +1,4 @@
-"""`gpu_info` and `iommu_group_info`: every documented key is there, on three hosts, offline."""
+"""`gpu_info` and `iommu_group_info`: every documented key is there, on four hosts, offline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from ansible_collections.gpuhost.inference.plugins.modules import gpu_info, iommu_group_info
 
 Run = Callable[..., dict[str, Any]]
-HOSTS = ["eight-gpus", "four-functions", "bmc-and-nvme"]
+HOSTS = ["eight-gpus", "four-functions", "bmc-and-nvme", "busy-host"]
 
 
 @pytest.mark.parametrize("host", HOSTS)
