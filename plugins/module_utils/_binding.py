@@ -14,20 +14,20 @@ failure that is not undone: the driver still holds the device, and more writes w
 
 from __future__ import annotations
 
-import errno
-import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._apply import (
+    Failure,
+    Shape,
+    carry_out,
+    restore,
+    shape_of,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._duties import read_duties
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import collect
-from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
-    conclude,
-    read_subjects,
-)
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, choose, read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._guards import (
     LIFTABLE,
@@ -37,25 +37,16 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._guards import (
     judge,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
-    GROUPS,
     TYPES,
-    explain_refusal,
-    holds_group,
-    read_group,
     read_mode,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import (
-    MODPROBE,
     Machine,
-    Outcome,
     Write,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._moves import (
-    ANY,
-    PROBE,
     Plan,
     Wish,
-    moves,
     plan_change,
     present,
 )
@@ -74,7 +65,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._quiesce import 
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import (
-    Had,
     Record,
     Store,
 )
@@ -90,24 +80,6 @@ class Request:
     wishes: Sequence[Wish]
     accept: Collection[str]
     services: Collection[str]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a change stopped; `stuck` when a write did not return, `pid` the process it hangs in."""
-
-    text: str
-    stuck: bool = False
-    addresses: tuple[str, ...] = ()
-    pid: int | None = None
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a change may alter of a host, for comparisons: by function, and by GPU."""
-
-    had: Mapping[str, Had]
-    types: Mapping[str, str | None]
 
 
 def foresee(host: Reader, gpus: Iterable[Gpu], wishes: Sequence[Wish]) -> list[Reason]:
@@ -242,7 +214,7 @@ def _preview(host: Reader, store: Store, request: Request) -> dict[str, Any]:
     situation = read_situation(host, store)
     plan = plan_change(situation, request.wishes, request.services)
     reasons = judge(situation, plan.targets, request.accept)
-    before = _shape(situation.gpus.values())
+    before = shape_of(situation.gpus.values())
     planned = {t.gpu.address: t.type or before.types.get(t.gpu.address) for t in plan.targets}
     after = before if _refused(reasons) else Shape(plan.after, planned)
     result = _result(request, plan, reasons, before, after)
@@ -267,7 +239,7 @@ def _change(machine: Machine, store: Store, request: Request) -> dict[str, Any]:
     situation = read_situation(machine.host, store)
     plan = plan_change(situation, request.wishes, request.services)
     reasons = judge(situation, plan.targets, request.accept)
-    before = _shape(situation.gpus.values())
+    before = shape_of(situation.gpus.values())
     if not plan.writes or _refused(reasons):
         result = _result(request, plan, reasons, before, before)
         return {**result, "gpus": _named(situation.gpus, request), "writes": []}
@@ -277,13 +249,13 @@ def _change(machine: Machine, store: Store, request: Request) -> dict[str, Any]:
     done: list[Write] = []
     failure = _let_go(machine, store, request, plan, quiet)
     if not failure:
-        failure = _carry_out(machine, plan, before, done)
+        failure = carry_out(machine, plan, before, done)
     if failure and failure.stuck:
         store.mark_stuck(failure.addresses, failure.pid, failure.text)
     elif failure:
         failure = _undo(machine, store, record, done, failure)
     gpus = {gpu.address: gpu for gpu in read_gpus(machine.host)}
-    after = _shape(gpus.values())
+    after = shape_of(gpus.values())
     warnings = resume(machine, quiet, gpus.values())
     store.end()
     result = _result(request, plan, reasons, before, after)
@@ -342,157 +314,17 @@ def _let_go(
     return Failure("; ".join(problems)) if problems else None
 
 
-def _carry_out(machine: Machine, plan: Plan, before: Shape, done: list[Write]) -> Failure | None:
-    """Write and verify; `done` receives what was written."""
-    started = float((machine.host.text("/proc/uptime") or "0").split()[0])
-    try:
-        failure = _write_all(machine, plan.writes, done) or _settle(machine, plan, done)
-        return failure or _verify(machine, plan, before, started)
-    except GpuHostError as error:
-        return Failure(f"the host could not be read while it was changed: {error}")
-
-
-def _write_all(machine: Machine, writes: Sequence[Write], done: list[Write]) -> Failure | None:
-    for step in writes:
-        done.append(step)
-        outcome = machine.write(step.path, step.value, machine.timeout)
-        group = _group_of(step)
-        if group is not None:
-            now = read_group(machine.host, group)
-            if outcome.state != "ok":
-                text = explain_refusal(now, outcome, step.value)
-                members = tuple(member.address for member in now.members)
-                return Failure(text, outcome.state == "stuck", members, outcome.pid)
-            if now.type != step.value:  # 6.1 falls back to DMA under SNP, and reports success
-                return Failure(
-                    f"IOMMU group {group}: the kernel took {step.value} but kept {now.type}; "
-                    "look at the kernel log"
-                )
-        # probing answers with success or EINVAL whatever happens: the driver link decides
-        elif outcome.state == "stuck" or (outcome.state == "refused" and step.path != PROBE):
-            return _failed(machine, step, outcome)
-    return None
-
-
-def _group_of(step: Write) -> int | None:
-    match = re.fullmatch(rf"{GROUPS}/(\d+)/type", step.path)
-    return int(match[1]) if match else None
-
-
-def _failed(machine: Machine, step: Write, outcome: Outcome) -> Failure:
-    found = re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", f"{step.path} {step.value}")
-    text = _explain(step, outcome, machine.timeout)
-    return Failure(text, outcome.state == "stuck", tuple(found), outcome.pid)
-
-
-def _settle(machine: Machine, plan: Plan, done: list[Write]) -> Failure | None:
-    """Compare the driver links with the plan; where probing bound nothing, bind by name once."""
-    for address, want in plan.after.items():
-        if want.driver == ANY or _driver(machine.host, address) == want.driver:
-            continue
-        if want.driver is None:
-            return Failure(f"{address} was unbound, and something bound it again")
-        step = Write(f"{DRIVERS}/{want.driver}/bind", address)  # once more, for the kernel's reason
-        done.append(step)
-        outcome = machine.write(step.path, step.value, machine.timeout)
-        if outcome.state != "ok" or _driver(machine.host, address) != want.driver:
-            return _failed(machine, step, outcome)
-    return None
-
-
-def _verify(machine: Machine, plan: Plan, before: Shape, started: float) -> Failure | None:
-    """Read back what must be so now: the rest of the host untouched, and adapters that work."""
-    gpus = read_gpus(machine.host)
-    strays = _strays(plan, before, _shape(gpus))
-    if strays:
-        return Failure(f"other GPUs changed meanwhile: {'; '.join(strays)}")
-    moved = [target.gpu.address for target in plan.targets if target.moves]
-    for gpu in gpus:
-        if gpu.address in moved and gpu.driver == "nvidia" and gpu.device_minor is None:
-            return Failure(
-                f"{gpu.address} is bound to nvidia, which shows nothing of it below "
-                "/proc/driver/nvidia/gpus: look at the kernel log"
-            )
-    log = machine.log(machine.host, started)
-    found = collect(log)
-    health = conclude(found, log.summary(), read_subjects(machine.host, gpus))
-    ill = [f"{f.address}: {f.line}" for f in health.faults if f.current and f.address in moved]
-    return Failure(f"the kernel logged a fault meanwhile: {'; '.join(ill)}") if ill else None
-
-
-def _strays(plan: Plan, before: Shape, after: Shape) -> list[str]:
-    """Say what changed on functions and in groups that the plan does not name."""
-    strays = []
-    for address, had in before.had.items():
-        now = after.had.get(address)
-        if address not in plan.before and now != had:
-            driver = (now.driver if now else None) or "none"
-            strays.append(f"{address} went from driver {had.driver or 'none'} to {driver}")
-    typed = {target.gpu.address for target in plan.targets if target.type}
-    strays += [
-        f"the IOMMU group of {address} went from {kind} to {after.types.get(address)}"
-        for address, kind in before.types.items()
-        if address not in typed and after.types.get(address) != kind
-    ]
-    return strays
-
-
 def _undo(
     machine: Machine, store: Store, record: Record, done: list[Write], failure: Failure
 ) -> Failure:
     """Put everything back in reverse; return the failure, with what became of the undoing."""
     try:
-        outcome = _restore(machine, read_situation(machine.host, store), record, done)
+        outcome = restore(machine, read_situation(machine.host, store), record, done)
     except GpuHostError as error:
         return replace(failure, text=f"{failure.text}; undoing it failed: {error}")
     if outcome and outcome.stuck:
         store.mark_stuck(outcome.addresses, outcome.pid, outcome.text)
     return replace(failure, text=f"{failure.text}; {outcome.text}") if outcome else failure
-
-
-def _restore(
-    machine: Machine, situation: Situation, record: Record, done: list[Write]
-) -> Failure | None:
-    """Write back what a record holds, as far as it differs now; go on after a refusal."""
-    gpus = [g for g in situation.gpus.values() if g.address in record.before]
-    now = {at: had for g in gpus for at, had in present(g).items() if at in record.before}
-    # the former driver's name forces it; the former override, often none, follows afterwards
-    forced = {
-        at: Had(record.before[at].driver, record.before[at].driver or record.before[at].override)
-        for at in now
-    }
-    types = {
-        gpu.iommu_group.number: record.types[gpu.address]
-        for gpu in gpus
-        if gpu.address in record.types and gpu.iommu_group
-        if gpu.iommu_group.type != record.types[gpu.address]
-    }
-    typed = {
-        at for g in gpus if g.iommu_group and g.iommu_group.number in types for at in present(g)
-    }
-    moving = [
-        at
-        for at in now
-        if now[at].driver != forced[at].driver
-        or (at in typed and holds_group(now[at].driver, situation.release))
-    ]
-    steps = moves(situation, now, forced, moving, types)
-    steps += [
-        Write(f"{DEVICES}/{at}/driver_override", record.before[at].override or "")
-        for at in now
-        if record.before[at].override != forced[at].override
-    ]
-    steps += [  # where the change stopped between waking a device and moving it
-        Write(file, "auto")
-        for file in record.awake
-        if machine.host.text(file) == "on" and Write(file, "auto") not in steps
-    ]
-    for step in steps:
-        done.append(step)
-        outcome = machine.write(step.path, step.value, machine.timeout)
-        if outcome.state == "stuck":
-            return _failed(machine, step, outcome)
-    return None
 
 
 def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
@@ -527,12 +359,12 @@ def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
             "instead, remove /var/lib/gpuhost/transaction.json"
         )
     done: list[Write] = []
-    failure = _restore(machine, situation, record, done)
+    failure = restore(machine, situation, record, done)
     if failure:
         store.mark_stuck(failure.addresses, failure.pid, failure.text)
         raise GpuHostError(f"{name}, and undoing it hangs: {failure.text}")
     gpus = read_gpus(machine.host)
-    now = _shape(gpus)
+    now = shape_of(gpus)
     wrong = [
         f"{at} {now.had[at].driver or 'none'}"
         for at, had in record.before.items()
@@ -577,14 +409,6 @@ def _targets_of(situation: Situation, record: Record) -> list[Target]:
     ]
 
 
-def _shape(gpus: Iterable[Gpu]) -> Shape:
-    cards = list(gpus)
-    return Shape(
-        had={at: had for gpu in cards for at, had in present(gpu).items()},
-        types={g.address: g.iommu_group.type for g in cards if g.iommu_group},
-    )
-
-
 def _result(
     request: Request, plan: Plan, reasons: Sequence[Reason], before: Shape, after: Shape
 ) -> dict[str, Any]:
@@ -611,34 +435,6 @@ def _shown(plan: Plan, shape: Shape, typed: Collection[str]) -> dict[str, dict[s
         if address in typed:
             shown[address]["type"] = shape.types.get(address)
     return shown
-
-
-def _driver(host: Reader, address: str) -> str | None:
-    device = read_device(host, address)
-    return device.driver if device else None
-
-
-def _explain(step: Write, outcome: Outcome, timeout: float) -> str:
-    """Say in a sentence what became of a write that did not do its work."""
-    what = f"writing {step.value} to {step.path}"
-    if outcome.state == "stuck":
-        return (
-            f"{what} has not returned within {timeout:g} s and is pending in the kernel (process "
-            f"{outcome.pid}). A driver waits so for a user that no process shows: nvidia_drm with "
-            "modeset, nvidia_uvm, a peer memory client. It may still happen; nothing was undone; a "
-            "reboot is needed"
-        )
-    if step.path == MODPROBE:
-        return f"module {step.value} could not be loaded: {outcome.detail}"
-    meanings = {
-        errno.EPERM: "EPERM: the driver refused the card in its probe; see the kernel log",
-        errno.EBUSY: "EBUSY: it is bound already, or VFIO holds its IOMMU group open",
-        errno.ENODEV: "ENODEV: it is not bound to that driver, does not match it, or is gone",
-        errno.EACCES: "EACCES: run this as root on the host itself, not in a container",
-    }
-    if outcome.state == "ok":
-        return f"{what} succeeded, but the driver is not bound; see the kernel log"
-    return f"{what} was refused, {meanings.get(outcome.errno or 0, outcome.detail)}"
 
 
 def _report(failure: Failure, plan: Plan, before: Shape, after: Shape) -> str:
