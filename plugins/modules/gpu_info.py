@@ -17,8 +17,10 @@ description:
   - Everything is read from C(/sys), C(/proc), C(/etc/pve) and C(/run). No command is run, so no
     driver is loaded and no card is woken up.
   - A GPU is free only when RV(gpus[].users) and RV(gpus[].users_unknown) are both empty. Users
-    are found by the device numbers of all open files of all processes, so those in containers are
-    seen too. Run as root, or most processes cannot be looked at.
+    are found by the device numbers of all open and mapped files of all processes, so those in
+    containers are seen too. Run as root, or most processes cannot be looked at.
+  - Whatever may wait for a driver, a lock or a file server is asked with a deadline of two seconds.
+    What gives no answer counts as unknown, and keeps nothing else from being read.
 extends_documentation_fragment:
   - gpuhost.inference.attributes
   - gpuhost.inference.attributes.info_module
@@ -158,12 +160,16 @@ gpus:
       sample:
         - {index: 1, size_bytes: 137438953472}
     link:
-      description: PCIe link now and at best. The speed of an idle GPU is often lower.
+      description:
+        - PCIe link now and at best. The speed of an idle GPU is often lower. All are V(null) in
+          power state D3cold.
       returned: success
       type: dict
       sample: {max_speed: 32.0 GT/s PCIe, max_width: 16, speed: 32.0 GT/s PCIe, width: 16}
     power:
-      description: Power state and runtime power management.
+      description:
+        - Power state and runtime power management, in the kernel's words. In state V(D3cold) the
+          card is not asked for anything that would wake it up.
       returned: success
       type: dict
       sample: {control: "on", d3cold_allowed: true, runtime_status: active, state: D0}
@@ -182,18 +188,56 @@ gpus:
       sample: {num_vfs: 0, physfn: null, total_vfs: 48}
     users:
       description:
-        - Processes of the host and of its containers that have a device node of this GPU open.
-        - C(/dev/nvidiactl) and C(/dev/nvidia-uvm) belong to all GPUs and do not count.
+        - Processes of the host and of its containers that hold a device node of this GPU.
+        - Such nodes are C(/dev/nvidiaN) and those of MIG instances, DRM nodes, the nodes of VFIO
+          for the group and for the device, and the sound nodes of a companion. C(/dev/nvidiactl),
+          C(/dev/nvidia-uvm) and C(/dev/nvidia-modeset) belong to all GPUs and do not count.
+        - Not seen are threads that no longer share the open files of their process, files on their
+          way through a socket, and users inside the kernel.
       returned: success
       type: list
       elements: dict
+      contains:
+        pid:
+          description: Process number on the host.
+          returned: success
+          type: int
+          sample: 4242
+        command:
+          description: Command line without keys and passwords, or the name of a thread in brackets.
+          returned: success
+          type: str
+          sample: python3 -m sglang.launch_server
+        cgroup:
+          description: Control group, which tells the container or service, V(null) if unknown.
+          returned: success
+          type: str
+          sample: /lxc/100/ns/system.slice/sglang.service
+        unit:
+          description:
+            - Unit of the host's systemd that the process belongs to, V(null) for processes of
+              containers.
+          returned: success
+          type: str
+          sample: nvidia-persistenced.service
+        node:
+          description: Path of the node as the process knows it, perhaps inside a container.
+          returned: success
+          type: str
+          sample: /dev/nvidia0
+        how:
+          description: Whether the process has the node open, or only mapped into its memory.
+          returned: success
+          type: str
+          choices: [open, mapped]
+          sample: open
       sample:
         - cgroup: /lxc/100/ns/system.slice/sglang.service
           command: python3 -m sglang.launch_server
           how: open
           node: /dev/nvidia0
           pid: 4242
-          unit: sglang.service
+          unit: null
     users_unknown:
       description: What could not be looked at. While this is not empty the GPU counts as in use.
       returned: success
@@ -203,13 +247,46 @@ gpus:
     owners:
       description:
         - Guests the GPU belongs to, by their configuration, by a running process, or by Proxmox's
-          reservation file.
-        - C(running) is V(null) when it could not be found out.
+          reservation file. Snapshots do not count, changes that wait for the next start do.
+        - A virtual machine claims GPUs by C(hostpciN), directly or through a PCI mapping, and by
+          C(args). A container does by C(devN), C(lxc.mount.entry) and C(lxc.cgroup2.devices.allow),
+          where C(c 195:* rwm) claims all of them.
         - A container names device nodes, so its claim on a GPU is seen only while that is bound
-          to C(nvidia).
+          to C(nvidia). While it is on C(vfio-pci), C(/dev/nvidia3) is no card's node or another's,
+          and the claim cannot be attributed.
       returned: success
       type: list
       elements: dict
+      contains:
+        kind:
+          description: Container or virtual machine.
+          returned: success
+          type: str
+          choices: [lxc, qemu]
+          sample: lxc
+        vmid:
+          description: Number of the guest.
+          returned: success
+          type: int
+          sample: 100
+        source:
+          description: Where the claim stands.
+          returned: success
+          type: str
+          choices: [config, process, reservation]
+          sample: config
+        running:
+          description:
+            - Whether the guest runs, V(null) when it could not be found out. Of a reservation,
+              whether it holds now.
+          returned: success
+          type: bool
+          sample: true
+        detail:
+          description: The line that makes the claim, or the file it stands in.
+          returned: success
+          type: str
+          sample: "dev0: /dev/nvidia0"
       sample:
         - {detail: "dev0: /dev/nvidia0", kind: lxc, running: true, source: config, vmid: 100}
     config_readable:
@@ -231,11 +308,14 @@ gpus:
     display:
       description:
         - Signs that the card drives the display of the host, a sentence each; an empty list for
-          none.
+          none. That it cannot be told is a sentence, too.
+        - A sign is a framebuffer on the card, memory of the firmware's framebuffer inside one of
+          its windows, and being the firmware's choice (C(boot_vga)) while the host draws on a
+          framebuffer that no other card owns.
       returned: success
       type: list
       elements: str
-      sample: []
+      sample: ["it draws the host's framebuffer fb0 (nvidia-drmdrmfb)"]
 """
 
 from ansible.module_utils.basic import AnsibleModule
