@@ -246,17 +246,17 @@ def _mapped(host: Reader, at: str, process: str) -> Iterator[tuple[Number, str]]
     `maps` names device and inode of the file system a node lies on, and a path that may be of a
     container. Only the links in `map_files` lead to the node itself.
     """
-    files: dict[bytes, bytes] = {}
+    files: dict[tuple[bytes, bytes, bytes], bytes] = {}
     for line in (host.data(f"{at}/maps") or b"").split(b"\n"):
         # drivers give their memory to shared mappings, those of libraries are private
         if b"s " in line or b"/dev/" in line:
-            area, mode, _offset, device, inode, *path = line.split(None, 5)
-            if path and path[0].startswith(b"/") and (mode.endswith(b"s") or b"/dev/" in path[0]):
-                files.setdefault(b" ".join((device, inode, path[0])), area)
-    for file, area in files.items():
+            area, mode, _offset, device, inode, *rest = line.split(None, 5)
+            name = rest[0] if rest else b""
+            if name.startswith(b"/") and (mode.endswith(b"s") or b"/dev/" in name):
+                files.setdefault((device, inode, name), area)
+    for (_device, _inode, name), area in files.items():
         first, last = (int(end, 16) for end in area.split(b"-"))
-        path = file.split(b" ", 2)[2]
-        node = path.decode("utf-8", "replace")
+        node = name.decode("utf-8", "replace")
         number = host.device_number(f"{process}/map_files/{first:x}-{last:x}")
         if number is None and node.startswith("/dev/"):  # unmapped meanwhile, or a thread's
             number = host.device_number(node)
