@@ -247,6 +247,45 @@ def _set_type(
     return f"{group.type} -> {target}"
 
 
+def hook_problems(host: Reader, layout: Layout, config: str) -> list[str]:
+    """Return why modprobe will not set the types of GPUs for `nvidia` before it loads that.
+
+    modprobe runs the first install line it finds for a module, and none at all when there is a
+    softdep line for it (libkmod, `__kmod_module_fill_softdep`; seen with kmod 34).
+
+    Args:
+        host: says which type groups get at boot.
+        layout: decides whether that needs a change without driver.
+        config: what `modprobe --showconfig` prints.
+    """
+    default = _iommu.read_mode(host).default_type
+    if not any(
+        gpu.driver == "nvidia"
+        and gpu.iommu_type not in (None, "auto", default)
+        and _iommu.needs_idle_group(default, gpu.iommu_type or "")
+        for gpu in layout.gpus
+    ):
+        return []
+    lines = [line.split(None, 2) for line in config.splitlines()]
+    found: dict[str, list[str]] = {"install": [], "softdep": []}
+    for words in lines:
+        if len(words) == 3 and words[0] in found and words[1] == "nvidia":
+            found[words[0]].append(" ".join(words))
+    if found["softdep"]:
+        return [
+            f"modprobe ignores the install line of {_MODPROBE}, because there is "
+            f"'{found['softdep'][0]}', so nvidia gets GPUs before their type is set: take that "
+            "line out of its file (grep -r softdep /etc/modprobe.d /lib/modprobe.d)"
+        ]
+    if not found["install"] or "gpuhost-boot types" not in found["install"][0]:
+        first = f"'{found['install'][0]}' comes first" if found["install"] else "it is not there"
+        return [
+            f"modprobe does not use the install line of {_MODPROBE}, {first}, so nvidia gets GPUs "
+            "before their type is set: let there be one install line for nvidia"
+        ]
+    return []
+
+
 def stamp(host: Reader) -> str:
     """Return the name that an initramfs made from the present files has inside.
 

@@ -208,6 +208,38 @@ def test_layout_that_cannot_be_used_is_refused(
         persistence.read_layout(Reader(str(tmp_path)))
 
 
+OURS = "install nvidia timeout 60 /usr/local/lib/gpuhost/gpuhost-boot types; exec modprobe\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (OURS, None),
+        ("softdep snd_hda_intel pre: nvidia\ninstall nvidia-drm x\n" + OURS, None),
+        (OURS + "softdep nvidia post: nvidia-uvm\n", "'softdep nvidia post: nvidia-uvm'"),
+        ("install nvidia modprobe nvidia-current\n" + OURS, "nvidia-current' comes first"),
+        ("blacklist nouveau\n", "it is not there"),
+    ],
+)
+def test_what_makes_modprobe_ignore_the_hook_is_named(
+    root: Path, config: str, words: str | None
+) -> None:
+    layout = keep(root, entry("0000:41:00.0", type_="identity"))
+    problems = persistence.hook_problems(Reader(str(root)), layout, config)
+    assert [words in problem for problem in problems] == ([True] if words else [])
+
+
+def test_hook_is_not_missed_where_the_boot_gives_the_type(root: Path) -> None:
+    host = Reader(str(root))
+    for type_ in (None, "auto", "DMA-FQ"):
+        layout = keep(root, entry("0000:41:00.0", type_=type_))
+        assert persistence.hook_problems(host, layout, "") == []
+    (root / "proc/cmdline").write_text("iommu.strict=1 iommu=nopt\n")  # flushing lazily needs none
+    assert persistence.hook_problems(host, layout, "") == []
+    layout = keep(root, entry("0000:81:00.0", driver="vfio-pci", type_="identity"))
+    assert persistence.hook_problems(host, layout, "") == []
+
+
 # -- the initramfs -------------------------------------------------------------------------------
 
 

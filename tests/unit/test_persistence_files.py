@@ -96,6 +96,7 @@ def render(
         ],
         "__gpu_passthrough_virtual": ["0000:81:00.0", "0000:81:00.1"] if len(entries) > 1 else [],
         "__gpu_passthrough_program": PROGRAM,
+        "__gpu_passthrough_vfio_first": "/sbin/modprobe -q vfio-pci; ",
         "__gpu_passthrough_types_first": VARS["__gpu_passthrough_types_first"].replace(
             "{{ __gpu_passthrough_program }}", PROGRAM
         ),
@@ -164,9 +165,12 @@ def test_rules_load_nothing_for_a_host_without_virtual_machines() -> None:
 def test_modprobe_file_says_no_more_than_the_layout_needs() -> None:
     lines = [line.split(" ", 2)[:2] for line in render("modprobe.conf.j2").splitlines() if line]
     assert ["blacklist", "nouveau"] in lines
-    assert ["softdep", "nvidia"] in lines
     assert ["install", "nvidia"] in lines
+    assert ["softdep", "nvidia"] not in lines  # it would make modprobe ignore the install line
     untyped = [{**ENTRIES[0], "iommu_type": None}]
+    text = render("modprobe.conf.j2", [*untyped, ENTRIES[1]])
+    assert "softdep nvidia pre: vfio-pci" in text
+    assert "install" not in text
     for text in (
         render("modprobe.conf.j2", untyped),
         render("modprobe.conf.j2", persist=False),
@@ -203,21 +207,22 @@ def load(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
     return run
 
 
+VFIO = "modprobe -q vfio-pci"
 LOADED = "modprobe --ignore-install nvidia NVreg_EnableGpuFirmware=1"
 
 
 def test_types_are_set_before_nvidia_is_loaded(load: Any) -> None:
-    assert load("exit 0") == (0, ["types types", LOADED])
+    assert load("exit 0") == (0, [VFIO, "types types", LOADED])
 
 
 def test_nvidia_is_loaded_whatever_becomes_of_the_types(load: Any) -> None:
-    assert load("exit 1") == (0, ["types types", LOADED])
-    assert load("exec sleep 20") == (0, ["types types", LOADED])  # stopped after its time
-    assert load(None) == (0, [LOADED])  # in an initramfs there is no program
+    assert load("exit 1") == (0, [VFIO, "types types", LOADED])
+    assert load("exec sleep 20") == (0, [VFIO, "types types", LOADED])  # stopped after its time
+    assert load(None) == (0, [VFIO, LOADED])  # in an initramfs there is no program
 
 
 def test_whoever_holds_the_lock_is_not_waited_for(load: Any) -> None:
-    assert load("exit 0", GPUHOST_LOCKED="4711") == (0, [LOADED])
+    assert load("exit 0", GPUHOST_LOCKED="4711") == (0, [VFIO, LOADED])
 
 
 # -- initramfs ------------------------------------------------------------------------------------
@@ -253,7 +258,7 @@ def test_hook_puts_todays_files_into_the_image(tmp_path: Path) -> None:
     assert (image / rules).read_text() == files[rules]
     options = (image / "etc/modprobe.d/gpuhost.conf").read_text().splitlines()
     assert "install nvidia :" in options  # it waits for the root file system
-    assert "softdep nvidia pre: vfio-pci" in options
+    assert not any(line.startswith("softdep") for line in options)
     names = [str(path.relative_to(image)) for path in image.rglob("*")]
     stamp = persistence.stamp(Reader(str(root)))
     assert persistence.lacking(names, stamp_name=stamp) == ()
