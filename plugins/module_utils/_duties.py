@@ -69,7 +69,7 @@ def _of_disks(host: Reader, address: str) -> list[str]:
     if not names:
         return []
     stacks = {name: _stack(host, name) for name in names}
-    mounts = _read_mounts(host)
+    mounts, unread = _read_mounts(host)
     swaps = _read_swaps(host)
     members = _read_members(host)
     held: dict[Number, list[str]] = {}
@@ -79,7 +79,7 @@ def _of_disks(host: Reader, address: str) -> list[str]:
             if major.isdigit() and minor.isdigit():
                 held[int(major), int(minor)] = [layer.number]
     users, unknown = read_users(host, held, "b")
-    duties = [f"its disks may be in use: {text}" for text in unknown]
+    duties = [f"its disks may be in use: {text}" for text in (*unread, *unknown)]
     for name, stack in stacks.items():
         uses = []
         for layer in stack:
@@ -143,17 +143,24 @@ def _of(found: Mapping[str, list[str]], layer: _Layer) -> list[str]:
     return found.get(layer.number) or found.get(layer.name) or []
 
 
-def _read_mounts(host: Reader) -> dict[str, list[str]]:
+def _read_mounts(host: Reader) -> tuple[dict[str, list[str]], list[str]]:
     """Return mount points by number and by name of their block device, the host's own first.
 
-    Containers mount volumes where only their own mount namespace sees them.
+    Containers mount volumes where only their own mount namespace sees them. What could not be read
+    of them comes second.
     """
-    tables = {host.link("/proc/self/ns/mnt"): "/proc/self/mountinfo"}
+    tables = {host.link("/proc/self/ns/mnt"): host.text("/proc/self/mountinfo")}
+    unread = []
     for pid in (name for name in host.names("/proc") if name.isdigit()):
-        tables.setdefault(host.link(f"/proc/{pid}/ns/mnt"), f"/proc/{pid}/mountinfo")
+        try:
+            namespace = host.link(f"/proc/{pid}/ns/mnt")
+            if namespace not in tables:
+                tables[namespace] = host.text(f"/proc/{pid}/mountinfo")
+        except UnreadableError as error:
+            unread.append(str(error))
     found: dict[str, list[str]] = {}
     for table in tables.values():
-        for line in (host.text(table) or "").splitlines():
+        for line in (table or "").splitlines():
             mount, _dash, source = line.partition(" - ")
             number, _root, point = mount.split()[2:5]
             keys = [number]
@@ -164,7 +171,7 @@ def _read_mounts(host: Reader) -> dict[str, list[str]]:
                 points = found.setdefault(key, [])
                 if point not in points:
                     points.append(point)
-    return found
+    return found, unread[:1]
 
 
 def _read_swaps(host: Reader) -> dict[str, list[str]]:

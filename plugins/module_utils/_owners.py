@@ -232,12 +232,14 @@ def _without_nodes(host: Reader, at: str, entry: str) -> bool:
 
     Root may not look at files on FUSE mounts of others, and all those are such mounts.
     """
-    mount = re.search(r"^mnt_id:\s*(\d+)$", host.text(f"{at}/fdinfo/{entry}") or "", re.MULTILINE)
-    for line in (host.text(f"{at}/mountinfo") or "").splitlines() if mount else ():
-        fields = line.split()
-        if mount and fields[0] == mount[1]:
-            return "nodev" in fields[5].split(",")
-    return False
+    try:
+        position = host.text(f"{at}/fdinfo/{entry}") or ""
+        mounts = (host.text(f"{at}/mountinfo") or "").splitlines()
+    except UnreadableError:
+        return False
+    mount = re.search(r"^mnt_id:\s*(\d+)$", position, re.MULTILINE)
+    options = [line.split()[5] for line in mounts if mount and line.split()[0] == mount[1]]
+    return any("nodev" in one.split(",") for one in options)
 
 
 def _mapped(host: Reader, at: str, process: str) -> Iterator[tuple[Number, str]]:

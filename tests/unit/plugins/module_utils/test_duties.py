@@ -234,6 +234,19 @@ def test_virtual_functions_count(root: Path) -> None:
     assert duties(root, CARD)[0] == "it has 4 virtual functions"
 
 
+def test_a_mount_namespace_that_cannot_be_read_hides_no_mount(root: Path) -> None:
+    class Blind(Reader):
+        def link(self, path: str) -> str | None:
+            if path == "/proc/1/ns/mnt":
+                raise UnreadableError(f"{path} could not be read: Permission denied")
+            return super().link(path)
+
+    assert read_duties(Blind(str(root)), DISK)[:2] == (
+        "its disks may be in use: /proc/1/ns/mnt could not be read: Permission denied",
+        "disk nvme0n1p2 is mounted at /boot/efi",
+    )
+
+
 def test_what_cannot_be_read_is_told_and_hides_nothing(root: Path) -> None:
     class Blind(Reader):
         def names(self, path: str) -> list[str]:

@@ -299,6 +299,24 @@ def test_a_kernel_thread_is_named(root: Path) -> None:
     assert gpu(root, "41:00.0").users[0].command == "[nv_queue]"
 
 
+def test_one_file_that_cannot_be_looked_at_hides_no_other(root: Path) -> None:
+    class Partly(Reader):
+        def device_number(self, path: str, kind: str = "c") -> tuple[int, int] | None:
+            if path == "/proc/77/fd/3":
+                raise UnreadableError(f"{path} could not be read: Permission denied")
+            return super().device_number(path, kind)
+
+        def data(self, path: str) -> bytes | None:
+            if path.startswith("/proc/77/fdinfo"):
+                raise UnreadableError(f"{path} could not be read: Permission denied")
+            return super().data(path)
+
+    process(root, 77, "x", fd3="/srv/file", fd5="/dev/nvidia0")
+    one = read_gpus(Partly(str(root)), ["41:00.0"])[0]
+    assert one.users_unknown == ("/proc/77/fd/3 could not be read: Permission denied",)
+    assert [user.pid for user in one.users] == [77]
+
+
 class Blind(Reader):
     """Cannot look at some paths, as a reader without privileges."""
 
