@@ -639,6 +639,8 @@ def set_gpus(
     Raises:
         GpuHostError: there is no such guest or GPU, or something could not be read.
     """
+    if wish.mode is not None and not re.fullmatch("0[0-7]{3}", wish.mode):
+        raise GpuHostError(f"mode {wish.mode} is not octal: write it in quotes, as in '0666'")
     situation = _settled(host, kind, vmid, wait=not check, sleep=sleep)
     wish = replace(wish, addresses=choose(situation.gpus, wish.addresses))
     plan = plan_guest(situation, wish, allow_from, assume=assume and check)

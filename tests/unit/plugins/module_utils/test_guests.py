@@ -471,3 +471,8 @@ def test_bad_input(root: Path, kind: str, vmid: int, wanted: Sequence[str], word
     with pytest.raises(GpuHostError) as caught:
         change(root, kind, vmid, wanted)
     assert words in str(caught.value)
+
+
+def test_a_mode_without_quotes_is_no_octal_number_any_more(root: Path) -> None:
+    with pytest.raises(GpuHostError, match="mode 438 is not octal"):
+        change(root, "lxc", 100, ["41"], wish={"mode": "438"})
