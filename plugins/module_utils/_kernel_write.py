@@ -14,11 +14,11 @@ holds the device lock meanwhile. So every access that may block runs in a child 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable
 
-from ansible_collections.gpuhost.inference.plugins.module_utils._child import ask, in_child
+from ansible_collections.gpuhost.inference.plugins.module_utils._child import in_child
 from ansible_collections.gpuhost.inference.plugins.module_utils._command import run
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
@@ -89,16 +89,6 @@ def write(path: str, value: str, timeout: float) -> Outcome:
     if answer.isdigit():
         return Outcome("refused", int(answer), os.strerror(int(answer)))
     return Outcome("refused", None, answer.decode("utf-8", "replace").strip() or "no answer")
-
-
-def read_guarded(host: Reader, paths: Iterable[str]) -> dict[str, str | None]:
-    """Read files that the kernel shows under the device lock, as `driver_override`.
-
-    Returns:
-        The text of each file (`None` when absent). A file that could not be read within two
-        seconds, or not at all, has no entry.
-    """
-    return ask(host.text, paths)
 
 
 def _store(send: Callable[[bytes], object], path: str, value: str) -> None:
