@@ -31,7 +31,7 @@ from types import FrameType
 from image import KEY, LOADER, STATE, LabError, discard, run
 
 MACHINES = ("amd", "intel")
-GPUS = 8
+GPUS = tuple(f"0000:{bus:x}:00.0" for bus in (*range(0x41, 0x45), *range(0x81, 0x85)))
 # No devices that the lab does not use: each costs the guest's boot a driver.
 MACHINE_TYPE = "q35,kernel-irqchip=split,usb=off,sata=off,smbus=off,vmport=off,i8042=off,hpet=off"
 BOARD_BYTES = 1 << 20  # the smallest that ivshmem takes
@@ -85,8 +85,19 @@ def parse_loader(text: str) -> Loader:
     return Loader(**values)
 
 
-def qemu_arguments(machine: str, accel: str, directory: Path, loader: Loader, port: int) -> list:
-    """The QEMU command line. GPUs are at 41:00.0 to 44:00.0 (node 0), 81:00.0 to 84:00.0 (1)."""
+def qemu_arguments(
+    machine: str,
+    accel: str,
+    directory: Path,
+    loader: Loader,
+    port: int,
+    *,
+    companion: str | None = None,
+) -> list:
+    """The QEMU command line. GPUs are at 41:00.0 to 44:00.0 (node 0), 81:00.0 to 84:00.0 (1).
+
+    `companion` is the address of the one GPU that has a sound device at its function 1.
+    """
     iommu = {"amd": "amd-iommu,intremap=off", "intel": "intel-iommu,intremap=off,caching-mode=on"}
     arguments = [
         *("qemu-system-x86_64", "-name", f"lab-{machine}", "-nodefaults", "-no-user-config"),
@@ -117,16 +128,23 @@ def qemu_arguments(machine: str, accel: str, directory: Path, loader: Loader, po
                 f"bus=pcie.0,addr={8 + node:#x}",
             ),
         ]
-    for gpu in range(GPUS):
+    for gpu, address in enumerate(GPUS):
         node, slot, number = gpu // 4, gpu % 4 + 1, gpu + 1
+        edu = f"edu,bus=port{number},dma_mask=0xffffffffffffffff"
         arguments += [
             *(
                 "-device",
                 f"pcie-root-port,id=port{number},chassis={number},slot={number},"
                 f"bus=root{node},addr={slot:#x}",
             ),
-            *("-device", f"edu,id=gpu{number},bus=port{number},dma_mask=0xffffffffffffffff"),
         ]
+        if address == companion:
+            # On both: Linux reads it of a device before it has looked for others in the slot
+            edu += ",multifunction=on"
+            arguments += ["-device", f"{edu},id=gpu{number},addr=0x0.0x0"]
+            arguments += ["-device", f"{edu},id=audio{number},addr=0x0.0x1"]
+        else:
+            arguments += ["-device", f"{edu},id=gpu{number}"]
     return arguments
 
 
@@ -151,6 +169,7 @@ class Machine:
         self.ssh_config = self.directory / "ssh_config"
         self.state = self.directory / "state.json"
         self.lock = self.directory / "lock"
+        self.companion_file = self.directory / "companion"
 
     def running(self) -> Running | None:
         """The machine's state if it is switched on: its lock is held while QEMU lives."""
@@ -191,6 +210,19 @@ class Machine:
             os.close(lock)
         self.write_ssh_config(port)
         return running
+
+    @property
+    def companion(self) -> str | None:
+        """The GPU with a sound device beside it, if any: the machine's, not its disk's."""
+        try:
+            return self.companion_file.read_text().strip() or None
+        except FileNotFoundError:
+            return None
+
+    @companion.setter
+    def companion(self, address: str | None) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.companion_file.write_text(f"{address or ''}\n")
 
     def last_port(self) -> int:
         """The port of the last time, to be used again if it is free; 0 for none."""
@@ -330,11 +362,14 @@ def load(machine: Machine) -> Loader:
 def supervise(machine: Machine, accel: str, port: int) -> None:
     """Run the machine until it is powered off; start it again whenever it reboots."""
     boots = 0
+    companion = machine.companion  # cards are put in while the power is off
     while True:
         loader = load(machine)
         boots += 1
         print(f"boot {boots}: {loader.cmdline}", flush=True)
-        arguments = qemu_arguments(machine.name, accel, machine.directory, loader, port)
+        arguments = qemu_arguments(
+            machine.name, accel, machine.directory, loader, port, companion=companion
+        )
         reason = run_qemu(arguments)
         print(f"boot {boots} ended: {reason}", flush=True)
         if reason != "guest-reset":

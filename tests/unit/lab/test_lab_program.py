@@ -48,6 +48,30 @@ def test_machine_names_its_iommu(name: str, iommu: str) -> None:
     assert [w.split(",")[0] for w in arguments(name) if "-iommu" in w] == [iommu]
 
 
+def test_sound_device_beside_one_gpu() -> None:
+    words = machine.qemu_arguments(
+        "amd", "tcg", Path("/state"), LOADER, 2200, companion="0000:82:00.0"
+    )
+    sixth = [word for word in words if word.startswith("edu,bus=port6,")]
+    assert [re.search(r"id=(\w+),addr=(\S+)", word).groups() for word in sixth] == [
+        ("gpu6", "0x0.0x0"),
+        ("audio6", "0x0.0x1"),
+    ]
+    assert all("multifunction=on" in word for word in sixth)
+    others = [w for w in words if w.startswith("edu,") and w not in sixth]
+    assert others == [w for w in arguments() if w.startswith("edu,") and "bus=port6," not in w]
+
+
+def test_a_sound_device_stays_with_the_machine() -> None:
+    host = machine.Machine("amd")
+    assert host.companion is None
+    host.companion = "0000:44:00.0"
+    assert machine.Machine("amd").companion == "0000:44:00.0"
+    assert machine.Machine("intel").companion is None
+    host.companion = None
+    assert machine.Machine("amd").companion is None
+
+
 def test_network_is_closed_and_on_loopback() -> None:
     (net,) = [word for word in arguments() if word.startswith("user,")]
     assert "restrict=on" in net
@@ -163,6 +187,12 @@ def test_snapshot_names_stay_in_their_directory() -> None:
     done = run_lab("restore", "../x", "--machine", "intel")
     assert done.returncode == 1
     assert "'../x' can't name a snapshot" in done.stderr
+
+
+def test_sound_device_where_no_gpu_is() -> None:
+    done = run_lab("up", "--companion", "0000:45:00.0", "--machine", "intel")
+    assert done.returncode == 2
+    assert "invalid choice: '0000:45:00.0' (choose from '0000:41:00.0'" in done.stderr
 
 
 def test_wrong_machine() -> None:
