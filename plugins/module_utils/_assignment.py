@@ -194,7 +194,7 @@ def plan_assignment(
                 fit=not any(_unfit(guest, gpus, around)),
             )
         )
-        said = [*plan.problems, *plan.mapping_problems]
+        said = [*plan.problems, *plan.mapping_problems] if touched else []
         problems += [f"{guest.kind} guest {guest.vmid}: {text}" for text in said]
         if touched and guest.running is None:
             problems.append(f"whether {guest.kind} guest {guest.vmid} runs could not be found out")

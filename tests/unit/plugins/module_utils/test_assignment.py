@@ -187,6 +187,9 @@ def test_what_stands_against_a_configuration_is_said_before_anybody_stops(root: 
     problems = " ".join(plan(root, layout(CT[:3], [CT[3], *VM]))["problems"])
     for words in ("c 195:* rwm", "machine type q35", "qemu guest 200 is locked"):
         assert words in problems
+    assert (
+        plan(root, layout(CT, VM))["problems"] == []
+    )  # nobody is touched, so nothing is in the way
 
 
 def test_a_guest_of_unknown_state_is_not_stopped_on_suspicion(root: Path) -> None:
