@@ -1,6 +1,7 @@
-"""Compare an audit of the lab host with its floor (ping) and with stock modules, in one run.
+"""Measure the guard scan, then compare an audit of the lab host with ping and stock modules.
 
-Usage: make lab-up bench, or run.py ROUNDS. Writes results.md; nothing is asserted.
+Usage: make lab-up bench, or run.py ROUNDS. Writes results.md; nothing is asserted. The guard scan
+needs no lab: scan.py measures it alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import scan
+from results import put
 
 ROOT = Path(__file__).parent.parent
 INVENTORY = ["-i", str(ROOT / "inventory" / "lab")]
@@ -40,6 +44,7 @@ def seconds(command: list[str]) -> float:
 
 def main() -> None:
     """Measure all commands in turns, so that a busy moment hits each alike, and write the table."""
+    scan.main(ROUNDS)
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for number in range(ROUNDS):
         for name, command in COMMANDS.items():
@@ -52,10 +57,9 @@ def main() -> None:
         for name, values in times.items()
     ]
     stock = median["stock modules"] / median["audit.yml"]
-    text = "\n".join(
+    put(
+        "Audit of a host",
         [
-            "# Benchmarks",
-            "",
             f"Lab host with eight GPUs under software emulation on {os.cpu_count()} cores,",
             f"{ROUNDS} interleaved round(s). Read the ratios: a real host is many times faster.",
             "",
@@ -64,11 +68,8 @@ def main() -> None:
             *rows,
             "",
             f"Stock modules take {stock:.1f} times as long as `audit.yml`.",
-            "",
-        ]
+        ],
     )
-    (ROOT / "benchmarks" / "results.md").write_text(text, encoding="utf-8")
-    print(text)
 
 
 if __name__ == "__main__":

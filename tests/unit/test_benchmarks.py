@@ -1,0 +1,36 @@
+"""The file of benchmark results: each run writes its own section and leaves the others."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+
+
+def test_a_section_is_replaced_and_others_stay(tmp_path: Path) -> None:
+    names = runpy.run_path(str(BENCHMARKS / "results.py"))
+    put = names["put"]
+    put.__globals__["RESULTS"] = tmp_path / "results.md"
+    put("Scan", ["| a |", "| 1 |"])
+    put("Audit", ["first"])
+    put("Scan", ["| a |", "| 2 |"])
+    assert (tmp_path / "results.md").read_text() == (
+        "# Benchmarks\n\n## Audit\n\nfirst\n\n## Scan\n\n| a |\n| 2 |\n"
+    )
+
+
+def test_the_constructed_host_has_the_users_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan that finds nothing would be fast for the wrong reason."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    scan = runpy.run_path(str(BENCHMARKS / "scan.py"))
+    gpus = scan["read_gpus"](scan["build"](tmp_path, 8, 120))
+    assert len(gpus) == 8
+    assert sorted(user.pid for gpu in gpus for user in gpu.users) == [
+        1000 + at for at in range(0, 120, 20)
+    ]
+    assert {text for gpu in gpus for text in gpu.users_unknown} == set()
