@@ -172,12 +172,12 @@ def eight_gpus() -> None:
     tree.file("/sys/fs/cgroup/lxc/100/cgroup.events", "populated 0\\nfrozen 0")
     tree.file(
         "/etc/pve/qemu-server/200.conf",
-        "hostpci0: 0000:81:00,pcie=1\\nhostpci1: host=82:00.0,pcie=1\\nname: confidential\\n"
-        "\\n[snap]\\nhostpci2: 0000:41:00.0",
+        "hostpci0: 0000:81:00,pcie=1\\nhostpci1: host=82:00.0,pcie=1\\nmachine: q35\\n"
+        "name: confidential\\n\\n[snap]\\nhostpci2: 0000:41:00.0",
     )
     tree.file(
         "/etc/pve/qemu-server/201.conf",
-        "hostpci0: mapping=spare,pcie=1\\nname: tenant\\nonboot: 1",
+        "hostpci0: mapping=spare,pcie=1\\nmachine: q35\\nname: tenant\\nonboot: 1",
     )
     tree.file(
         "/etc/pve/mapping/pci.cfg",

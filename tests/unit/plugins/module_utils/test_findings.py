@@ -49,6 +49,16 @@ KEPT = {
         )
     ],
 }
+PARTS = [
+    f"{path} = x"
+    for path in (
+        "/usr/local/lib/gpuhost/gpuhost-boot",
+        "/etc/udev/rules.d/10-gpuhost.rules",
+        "/etc/initramfs-tools/hooks/gpuhost",
+        "/etc/systemd/system/multi-user.target.wants/gpuhost-types.service",
+        "/etc/systemd/system/multi-user.target.wants/gpuhost-verify.service",
+    )
+]
 ORDERLY = [
     *(override(bus, "nvidia") for bus in ("41", "42", "43", "44")),
     *(override(bus, "vfio-pci") for bus in ("81", "82", "83", "84")),
@@ -106,14 +116,12 @@ def audit(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         host: str = "eight-gpus",
     ) -> dict[str, Any]:
         tree = (trees.HOSTS / f"{host}.tree").read_text(encoding="ascii")
-        for name in ("confidential", "tenant") if "q35" not in tree else ():
-            tree = tree.replace(f"\\nname: {name}", f"\\nmachine: q35\\nname: {name}")
         clean = [*CLEAN, *ORDERLY] if host == "eight-gpus" else CLEAN
         for old, new in (*clean, *changes):
             assert old in tree, f"{old!r} is not in the tree any more"
             tree = tree.replace(old, new)
         if host == "eight-gpus":
-            tree += text("/etc/gpuhost/layout.json", KEPT)
+            tree += "\n".join([text("/etc/gpuhost/layout.json", KEPT), *PARTS])
         lines = [line for line in tree.splitlines() if not drop or drop not in line]
         root = trees.unpack("\n".join([*lines, more]), tmp_path / "host")
         blocks = read_blocks([log.encode()])
@@ -433,6 +441,21 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "more": "/sys/devices/system/cpu/possible = 0-255",
         },
     ),
+    ("bus-shared", "0000:81:00.0", {"more": f"{gpu('81')[:-12]}0000:83:00.0/vendor = 0x10de"}),
+    (
+        "guest-differs",
+        "0000:42:00.0",
+        {
+            "layout": LAYOUT,
+            "more": "/etc/pve/lxc/101.conf = "
+            + "".join(f"dev{n}: /dev/nvidia{n}\\n" for n in range(4)),
+        },
+    ),
+    (
+        "iommu-absent",
+        "/sys/kernel/iommu_groups",
+        {"drop": "iommu_group", "changes": [("/pve-1 ro", "/pve-1 ro amd_iommu=on iommu=pt")]},
+    ),
     ("direct-region", "0000:81:00.0", {"changes": [DIRECT]}),
     ("p2p-redirected", "lxc 100", {"more": f"{port('41', 0x5C)}\n{port('42', 0x1D)}"}),
     (
@@ -452,6 +475,17 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         {"layout": [{**LAYOUT[1], "driver": "none", "guest": None}]},
     ),
     ("persistence-differs", "0000:41:00.0", {"layout": LAYOUT[1:]}),
+    ("persistence-broken", "/etc/udev/rules.d/10-gpuhost.rules", {"drop": "10-gpuhost"}),
+    (
+        "part-unread",
+        "/etc/gpuhost/layout.json",
+        {"changes": [], "drop": "/layout.json", "more": "/etc/gpuhost/layout.json = {"},
+    ),
+    (
+        "part-unread",
+        "/var/lib/gpuhost/initramfs.json",
+        {"more": "/var/lib/gpuhost/initramfs.json = []"},
+    ),
     ("override-missing", "0000:42:00.0", {"changes": [BARE]}),
     (
         "initramfs-incomplete",
@@ -533,6 +567,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         "container-raw-lines",
         "lxc 100",
         {"changes": [(CT, f"{CT}\\nlxc.cgroup2.devices.allow: c 505:* rwm")]},
+    ),
+    (
+        "uvm-node-stale",
+        "/dev/nvidia-uvm",
+        {"changes": [("195 nvidia", "195 nvidia\\n505 nvidia-uvm")]},
     ),
     ("container-device-absent", "lxc 100", {"drop": "/dev/nvidia-uvm c"}),
     (
@@ -617,6 +656,7 @@ OVERRIDE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_over
                 f"{gpu('81')[:-12]}0000:81:03.1/physfn -> ../0000:81:00.0"
             },
         ),
+        ("bus-shared", {"more": f"{gpu('81')[:-12]}0000:82:00.0/vendor = 0x10de"}),
         ("bus-shared", {"more": f"{gpu('41')[:-12]}0000:41:03.0/vendor = 0x144d"}),
         (
             "link-narrow",
@@ -665,6 +705,7 @@ OVERRIDE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_over
         ),
         ("persistence-differs", {"layout": LAYOUT}),
         ("persistence-differs", {}),
+        ("persistence-broken", {"drop": "gpuhost"}),
         ("override-missing", {"changes": [BARE], "drop": "/layout.json"}),
         ("initramfs-incomplete", {"more": images(next=[])}),
         ("initramfs-unchecked", {"more": f"{images(next=[])}\n{next_kernel(BOTH)}"}),
@@ -708,6 +749,8 @@ OVERRIDE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_over
             "hookscript-local",
             {"changes": [(CT, f"{CT}\\nhookscript: share:snippets/x")], "more": STORAGES},
         ),
+        ("uvm-node-stale", {"changes": [("195 nvidia", "195 nvidia\\n510 nvidia-uvm")]}),
+        ("uvm-node-stale", {"drop": "/dev/nvidia-uvm"}),
         ("mapping-drift", {"changes": [("iommugroup=1,node=pve2", "iommugroup=9,node=pve2")]}),
         ("two-vms-at-boot", {"changes": [("hostpci1: host=82:00.0", "hostpci1: host=83:00.0")]}),
         ("unfinished-change", {"more": f"{CUT_OFF}\n/run/gpuhost.lock = 900 ansible"}),
@@ -726,6 +769,33 @@ def test_the_remedy_is_that_of_the_fault(audit: Callable[..., Any]) -> None:
     assert "0x177" in finding["evidence"]
     (fault,) = result["health"]["faults"]
     assert finding["remedy"] == fault["remedy"]
+
+
+def test_what_shares_a_group_is_named_with_what_the_host_does_with_it(
+    audit: Callable[..., Any],
+) -> None:
+    disk = "/sys/devices/pci0000:22/0000:20:01.2/0000:22:00.0/nvme/nvme0/nvme0n1"
+    result = audit(
+        host="bmc-and-nvme",
+        more=f"{disk}/dev = 259:0\n/sys/class/block/nvme0n1 -> ../..{disk[4:]}\n"
+        "/proc/self/mountinfo = 1 0 259:0 / / rw - ext4 /dev/nvme0n1 rw",
+    )
+    finding = next(f for f in result["findings"] if f["id"] == "group-not-viable")
+    assert "0000:22:00.0 (144d:a80a, class 0x010802, nvme)" in finding["evidence"]
+    assert "mounted at /" in finding["evidence"]
+    assert finding["remedy"].startswith("Leave this GPU to the host")
+
+
+def test_a_refused_change_names_guard_and_holder(audit: Callable[..., Any]) -> None:
+    result = audit(HOLDER, layout=MOVE)
+    said = [f["evidence"] for f in result["findings"] if f["id"] == "change-refused"]
+    assert any(text.startswith("in-use: ") and "process 900" in text for text in said)
+
+
+def test_a_damaged_record_of_a_change_is_named(audit: Callable[..., Any]) -> None:
+    result = audit(more="/var/lib/gpuhost/transaction.json = []")
+    (sentence,) = result["unread"]
+    assert "/var/lib/gpuhost/transaction.json cannot be read" in sentence
 
 
 def test_errors_come_first(audit: Callable[..., Any]) -> None:

@@ -288,14 +288,12 @@ def test_small_cards_need_no_window(root: Path) -> None:
     assert window(root, gpus=gpus) == []
 
 
-def test_the_constructed_host_has_nothing_to_remark_on_but_q35(root: Path) -> None:
+def test_the_constructed_host_has_nothing_to_remark_on(root: Path) -> None:
     host = Reader(str(root))
     guests = read_guests(host)
     found = read_surroundings(host, guests)
-    assert [one.subject for one in hostpci_invalid(guests, found)] == ["qemu 200"] * 2 + [
-        "qemu 201"
-    ]
     for remarks in (
+        hostpci_invalid(guests, found),
         hostpci_part_of_card(guests, found),
         two_vms_at_boot(guests, found),
         mapping_drift(found),
