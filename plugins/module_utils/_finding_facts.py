@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
     Boot,
@@ -38,6 +38,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DRIVERS,
     slot_of,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._persistence import (
+    IMAGES,
+    LAYOUT,
+    Kept,
+    read_layout,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import (
     FOLDER,
@@ -48,22 +54,21 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._transaction imp
 
 T = TypeVar("T")
 
-KEPT_LAYOUT = "/etc/gpuhost/layout.json"
-IMAGE_CHECKS = "/var/lib/gpuhost/initramfs.json"
+# What the role gpu_passthrough installs beside the layout, and a boot cannot do without
+_PARTS = (
+    "/usr/local/lib/gpuhost/gpuhost-boot",
+    "/etc/udev/rules.d/10-gpuhost.rules",
+    "/etc/initramfs-tools/hooks/gpuhost",
+    "/etc/systemd/system/multi-user.target.wants/gpuhost-types.service",
+    "/etc/systemd/system/multi-user.target.wants/gpuhost-verify.service",
+)
 _MODESET = "/sys/module/nvidia_drm/parameters/modeset"
+UVM_NODE = "/dev/nvidia-uvm"
 PACKAGES = "/var/lib/dpkg/status"
 
 _FUNCTION = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 _ACS = 0x0D  # PCI Express extended capability; its control register is at offset 6
 _ACS_REDIRECTS_REQUESTS = 0x04
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What the files that outlive a reboot demand for one GPU."""
-
-    driver: str | None
-    iommu_type: str | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Extras:
         qemu: version of Proxmox's QEMU, read when a guest is to be confidential.
         idle_file: the boot loader file that is not in force, and the parameters in it.
         around: what guests' configurations are judged by.
+        uvm: major number of nvidia-uvm in the kernel, and that of its node; `None` for none.
         neighbours: functions of other cards on the same bus, by address of the GPU.
         duties: what the host does with other devices of the GPUs' groups, by their address.
         redirecting: port above a GPU whose ACS redirects peer-to-peer requests, by its address;
@@ -84,6 +90,7 @@ class Extras:
         record: of a change that was begun and not ended, unless its process still runs.
         stuck: functions whose unbind never returned in this boot, each with a sentence.
         kept: what the persistence files demand, by address of the GPU; `None` without such files.
+        lost: files that belong to them and are gone.
         image_checks: parts each initramfs lacks, by path, as last checked; `None` without check.
         unread: sentences about what could not be read.
     """
@@ -92,6 +99,7 @@ class Extras:
     qemu: str | None
     idle_file: tuple[str, tuple[str, ...]] | None
     around: Surroundings | None
+    uvm: tuple[int | None, int | None]
     neighbours: Mapping[str, tuple[str, ...]]
     duties: Mapping[str, tuple[str, ...]]
     redirecting: Mapping[str, str]
@@ -100,6 +108,7 @@ class Extras:
     record: Record | None
     stuck: Mapping[str, str]
     kept: Mapping[str, Kept] | None
+    lost: tuple[str, ...]
     image_checks: Mapping[str, tuple[str, ...]] | None
     unread: tuple[str, ...]
 
@@ -113,6 +122,7 @@ def read_extras(
 ) -> Extras:
     """Read what only the findings need; never raises for an unreadable file."""
     unread: list[str] = []
+    unknown: tuple[int | None, int | None] = (None, None)
 
     def attempt(read: Callable[[], T], otherwise: T) -> T:
         try:
@@ -129,6 +139,7 @@ def read_extras(
         qemu=attempt(lambda: _qemu(host), None) if confidential else None,
         idle_file=attempt(lambda: _idle_file(host, boot.boot_loader.name), None),
         around=attempt(lambda: read_surroundings(host, guests), None),
+        uvm=attempt(lambda: _uvm(host), unknown),
         neighbours=attempt(lambda: dict(_neighbours(host, gpus)), {}),
         duties=attempt(lambda: _duties(host, gpus), {}),
         redirecting=attempt(lambda: dict(_redirecting(host, gpus)), {}),
@@ -137,6 +148,7 @@ def read_extras(
         record=attempt(lambda: _record(host), None),
         stuck=attempt(lambda: _stuck(host), {}),
         kept=attempt(lambda: _kept(host), None),
+        lost=attempt(lambda: _lost(host), ()),
         image_checks=attempt(lambda: _image_checks(host), None),
         unread=tuple(unread),
     )
@@ -174,6 +186,12 @@ def _idle_file(host: Reader, loader: str) -> tuple[str, tuple[str, ...]] | None:
         wanted = parse_grub_defaults([text for text in map(host.text, files) if text])
         return (file, wanted) if wanted else None
     return None
+
+
+def _uvm(host: Reader) -> tuple[int | None, int | None]:
+    listed = re.search(r"^ *(\d+) nvidia-uvm$", host.text("/proc/devices") or "", re.MULTILINE)
+    node = host.device_number(UVM_NODE)
+    return int(listed[1]) if listed else None, node[0] if node else None
 
 
 def _bus_above(host: Reader, address: str) -> str | None:
@@ -252,39 +270,22 @@ def _stuck(host: Reader) -> dict[str, str]:
     return Store(host).stuck() if host.exists(f"{FOLDER}/stuck.json") else {}
 
 
-def _load(host: Reader, path: str) -> Mapping[str, Any] | None:
-    """Return one of our own JSON files, `None` when there is none."""
-    text = host.text(path)
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("version") != 1:
-        raise UnreadableError(f"{path} is damaged or of another version of this collection")
-    return found
-
-
 def _kept(host: Reader) -> dict[str, Kept] | None:
-    found = _load(host, KEPT_LAYOUT)
-    if found is None:
+    if not host.exists(LAYOUT):
         return None
-    try:
-        return {
-            address: Kept(entry["driver"], entry["iommu_type"])
-            for entry in found["entries"]
-            for address in entry["gpus"]
-        }
-    except (KeyError, TypeError) as error:
-        raise UnreadableError(f"{KEPT_LAYOUT} lacks something: {error}") from error
+    return {gpu.address: gpu for gpu in read_layout(host).gpus}
+
+
+def _lost(host: Reader) -> tuple[str, ...]:
+    return tuple(part for part in _PARTS if host.exists(LAYOUT) and not host.exists(part))
 
 
 def _image_checks(host: Reader) -> dict[str, tuple[str, ...]] | None:
-    found = _load(host, IMAGE_CHECKS)
-    if found is None:
+    text = host.text(IMAGES)
+    if text is None:
         return None
     try:
-        return {path: tuple(image["missing"]) for path, image in found["images"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UnreadableError(f"{IMAGE_CHECKS} lacks something: {error}") from error
+        images = json.loads(text)["images"]
+        return {path: tuple(image["missing"]) for path, image in images.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableError(f"{IMAGES} cannot be understood: {error}") from error

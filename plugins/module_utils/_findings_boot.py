@@ -19,7 +19,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._finding import 
     for_vms,
     laid_out,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._finding_facts import KEPT_LAYOUT
+from ansible_collections.gpuhost.inference.plugins.module_utils._persistence import LAYOUT
 
 _CMDLINE = "/proc/cmdline"
 _RELEASE = "/proc/sys/kernel/osrelease"
@@ -66,6 +66,7 @@ def _idle_boot_file(facts: Facts) -> Iterator[Hit]:
 
 def _next_kernel(facts: Facts) -> Iterator[Hit]:
     needed = {gpu.driver for gpu in facts.gpus} | {entry.driver for entry in facts.layout}
+    named_so = facts.boot.proxmox_installed or any(kernel.initrd for kernel in facts.boot.kernels)
     for kernel in facts.boot.kernels:
         if not kernel.next:
             continue
@@ -73,7 +74,7 @@ def _next_kernel(facts: Facts) -> Iterator[Hit]:
             what
             for what, absent in (
                 (f"/boot/vmlinuz-{kernel.release}", not kernel.image),
-                (f"/boot/initrd.img-{kernel.release}", not kernel.initrd),
+                (f"/boot/initrd.img-{kernel.release}", named_so and not kernel.initrd),
                 ("the module nvidia", "nvidia" in needed and kernel.nvidia is False),
                 ("the module vfio-pci", "vfio-pci" in needed and kernel.vfio is False),
             )
@@ -150,9 +151,9 @@ def _persistence_missing(facts: Facts) -> Iterator[Hit]:
         for entry, gpu in laid_out(facts)
         if entry.driver != "nvidia" or entry.iommu_type not in (None, "auto", facts.default_type)
     ]
-    kept_unread = any(KEPT_LAYOUT in sentence for sentence in facts.unread)
+    kept_unread = any(LAYOUT in sentence for sentence in facts.unread)
     if facts.extras.kept is None and lost and not kept_unread:
-        yield Hit(KEPT_LAYOUT, f"it does not exist, and the layout wants {', '.join(lost)}")
+        yield Hit(LAYOUT, f"it does not exist, and the layout wants {', '.join(lost)}")
 
 
 def _persistence_differs(facts: Facts) -> Iterator[Hit]:
@@ -164,15 +165,20 @@ def _persistence_differs(facts: Facts) -> Iterator[Hit]:
         laid.add(gpu.address)
         have = kept.get(gpu.address)
         if have is None:
-            yield Hit(gpu.address, f"layout {entry.name} names it, {KEPT_LAYOUT} does not")
+            yield Hit(gpu.address, f"layout {entry.name} names it, {LAYOUT} does not")
         elif (have.driver, have.iommu_type) != (entry.driver, entry.iommu_type):
             yield Hit(
                 gpu.address,
-                f"{KEPT_LAYOUT}: {have.driver}, {have.iommu_type or 'any type'}; layout "
+                f"{LAYOUT}: {have.driver}, {have.iommu_type or 'any type'}; layout "
                 f"{entry.name}: {entry.driver}, {entry.iommu_type or 'any type'}",
             )
     for address in sorted(set(kept) - laid) if laid else ():
-        yield Hit(address, f"{KEPT_LAYOUT} names it, the layout does not")
+        yield Hit(address, f"{LAYOUT} names it, the layout does not")
+
+
+def _persistence_broken(facts: Facts) -> Iterator[Hit]:
+    for part in facts.extras.lost:
+        yield Hit(part, f"it is gone, and {LAYOUT} is there")
 
 
 def _override_missing(facts: Facts) -> Iterator[Hit]:
@@ -180,7 +186,7 @@ def _override_missing(facts: Facts) -> Iterator[Hit]:
         kept = (facts.extras.kept or {}).get(gpu.address)
         if kept and gpu.driver_override is None:
             yield Hit(
-                gpu.address, f"{KEPT_LAYOUT}: {kept.driver}; driver_override of the GPU is not set"
+                gpu.address, f"{LAYOUT}: {kept.driver}; driver_override of the GPU is not set"
             )
 
 
@@ -224,6 +230,16 @@ RULES = (
         "After the next boot the GPU gets what the files of the last run say, which is not what "
         "the layout says now.",
         "Run the playbook site; with --check --diff it shows what it would do.",
+        "role gpu_passthrough",
+    ),
+    Rule(
+        "persistence-broken",
+        "warning",
+        _persistence_broken,
+        "A part of what sets drivers and types at boot was removed or switched off, so after the "
+        "next boot some GPUs may be wrong without a word.",
+        "Run the playbook site, which installs it again, or remove all of it (role "
+        "gpu_passthrough, gpu_passthrough_state: absent).",
         "role gpu_passthrough",
     ),
     Rule(

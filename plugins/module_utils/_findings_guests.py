@@ -17,7 +17,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._finding import 
     Rule,
     configured,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._finding_facts import is_foreign
+from ansible_collections.gpuhost.inference.plugins.module_utils._finding_facts import (
+    UVM_NODE,
+    is_foreign,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
 
 
@@ -48,6 +51,12 @@ def _container_node_missing(facts: Facts) -> Iterator[Hit]:
                     f"lxc {guest.vmid}",
                     f"{guest.path}: {key}: {value}; no GPU on driver nvidia has minor {node[1]}",
                 )
+
+
+def _uvm_node_stale(facts: Facts) -> Iterator[Hit]:
+    kernel, node = facts.extras.uvm
+    if None not in (kernel, node) and kernel != node:
+        yield Hit(UVM_NODE, f"its major number is {node}; /proc/devices: {kernel} nvidia-uvm")
 
 
 def _driverless_twin(facts: Facts) -> Iterator[Hit]:
@@ -152,6 +161,15 @@ RULES = (
         "Write the devN entries anew from the minors of its GPUs (gpu_info), or bind the GPU to "
         "nvidia.",
         "Proxmox VE: src/PVE/LXC.pm of pve-container, devN",
+    ),
+    Rule(
+        "uvm-node-stale",
+        "error",
+        _uvm_node_stale,
+        "The node is of an earlier load of the module, which got another number since. Programs "
+        "start, and CUDA finds no device.",
+        "Remove the node, run nvidia-modprobe -u -c 0, and restart the containers that have it.",
+        "open-gpu-kernel-modules: kernel-open/nvidia-uvm/uvm.c, alloc_chrdev_region",
     ),
     Rule(
         "driverless-twin",

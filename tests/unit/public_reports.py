@@ -310,7 +310,12 @@ REPORTS = {
         Report(
             ("harvester/harvester#2819", "harvester/pcidevices#14"),
             "After a reboot the cards are on the host's driver again.",
-            ("persistence-missing", "persistence-differs", "override-missing"),
+            (
+                "persistence-missing",
+                "persistence-differs",
+                "persistence-broken",
+                "override-missing",
+            ),
             (),
             "role gpu_passthrough",
         ),
@@ -371,7 +376,7 @@ REPORTS = {
                 "NVIDIA/nvidia-docker#139",
             ),
             "The node nvidia-uvm is missing, or has another number after an update.",
-            ("container-device-absent", "container-raw-lines"),
+            ("container-device-absent", "container-raw-lines", "uvm-node-stale"),
             (),
             "role gpu_passthrough makes the nodes before guests start",
         ),
