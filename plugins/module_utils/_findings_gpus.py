@@ -76,8 +76,8 @@ def _bar_unassigned(facts: Facts) -> Iterator[Hit]:
 def _bar_small(facts: Facts) -> Iterator[Hit]:
     for lot in equals(facts.gpus):
         sizes = {gpu.address: max(_windows(gpu).values(), default=0) for gpu in lot}
-        best = max(sizes.values())
-        model = next(address for address, size in sizes.items() if size == best)
+        model = max(sizes, key=sizes.__getitem__)
+        best = sizes[model]
         for address, size in sizes.items():
             if 0 < size < best:
                 yield Hit(
