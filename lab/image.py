@@ -34,7 +34,19 @@ PACKAGES = (
     # the kernel, its initramfs, and what builds the lab's modules
     *("linux-image-amd64", "initramfs-tools", "zstd", "linux-headers-amd64", "gcc", "make"),
 )
+OLD_SUITE = "bookworm"  # brings the second kernel
 UNUSED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+# Of the second kernel: what drives hardware that no machine of the lab has.
+OLD_UNUSED = tuple(
+    f"/lib/modules/6.1.*/kernel/{folder}/*"
+    for folder in (
+        *("sound", "drivers/gpu", "drivers/media", "drivers/infiniband", "drivers/staging"),
+        *("drivers/iio", "drivers/usb", "drivers/scsi", "drivers/hid", "drivers/input"),
+        *("drivers/net/ethernet", "drivers/net/wireless", "drivers/net/usb", "drivers/net/can"),
+    )
+)
+# The initramfs are made once at the end, with the lab's own files in them.
+BASE_ENVIRONMENT = {"INITRD": "No"}
 # Needed to build modules, not to run: left out of the image.
 BUILD_ONLY = ("./usr/lib/gcc", "./usr/libexec/gcc", "./usr/src", "./usr/include", "./tmp/*")
 # Background work that has no use here and would disturb measurements.
@@ -89,7 +101,8 @@ def digest(*parts: object) -> str:
 
 def base_id() -> str:
     """The hash that names the base layer."""
-    return digest(SUITE, MIRROR, PACKAGES, UNUSED)
+    words = (SUITE, OLD_SUITE, MIRROR, PACKAGES, UNUSED, OLD_UNUSED, BASE_ENVIRONMENT)
+    return digest(words, LAB / "old-kernel")
 
 
 def container_id() -> str:
@@ -211,7 +224,7 @@ def build_base(progress: Progress) -> Path:
     """The Debian tree."""
     target = STATE / f"base-{base_id()}"
     if not target.exists():
-        progress(f"image 1/4: installing Debian {SUITE} (about a minute)")
+        progress(f"image 1/4: installing Debian {SUITE} (one to two minutes)")
         no_initramfs = (
             'mkdir -p "$1/etc/initramfs-tools" && '
             'echo update_initramfs=no > "$1/etc/initramfs-tools/update-initramfs.conf"'
@@ -219,11 +232,12 @@ def build_base(progress: Progress) -> Path:
         with finished(target) as work:
             run(
                 *("mmdebstrap", "--quiet", "--variant=minbase", "--dpkgopt=force-confold"),
-                *(f"--dpkgopt=path-exclude={pattern}" for pattern in UNUSED),
-                # made once at the end, with the lab's own files in it
+                *(f"--dpkgopt=path-exclude={pattern}" for pattern in UNUSED + OLD_UNUSED),
                 f"--essential-hook={no_initramfs}",
+                f'--customize-hook={LAB / "old-kernel"} "$1" {OLD_SUITE} {MIRROR}',
                 f"--include={','.join(PACKAGES)}",
                 *(SUITE, work, MIRROR),
+                env={**os.environ, **BASE_ENVIRONMENT},
             )
     return target
 
@@ -244,7 +258,7 @@ def build_container(progress: Progress) -> Path | None:
 def build_image(target: Path, base: Path, container: Path | None, progress: Progress) -> None:
     """Everything together, as one ext4 file system without a partition table."""
     progress("image 3/4: building the guest's modules and its initramfs")
-    version = next((base / "usr/lib/modules").iterdir()).name
+    versions = sorted(path.name for path in (base / "usr/lib/modules").iterdir())
     tree = STATE / "tree"
     discard(tree)
     tree.mkdir()
@@ -254,7 +268,8 @@ def build_image(target: Path, base: Path, container: Path | None, progress: Prog
         with subprocess.Popen(pack, stdout=subprocess.PIPE) as source:
             run("tar", "-C", tree, "--numeric-owner", "-xpf", "-", stdin=source.stdout)
         overlay(LAB / "rootfs", tree)
-        build_modules(base, tree, version)
+        for version in versions:
+            build_modules(base, tree, version)
         if container:
             root = tree / CONTAINER_ROOT
             root.parent.mkdir(parents=True, exist_ok=True)
@@ -262,8 +277,9 @@ def build_image(target: Path, base: Path, container: Path | None, progress: Prog
             authorize(root)
         authorize(tree)
         settle(tree)
-        run("chroot", tree, "update-initramfs", "-c", "-k", version)
-        write_loader(tree, version)
+        for version in versions:
+            run("chroot", tree, "update-initramfs", "-c", "-k", version)
+        run("chroot", tree, "proxmox-boot-tool", "refresh")
         progress("image 4/4: writing the disk")
         disk.touch()
         os.truncate(disk, parse_size(SIZE))
@@ -301,7 +317,8 @@ def build_modules(base: Path, tree: Path, version: str) -> None:
     shutil.copytree(LAB / "kernel", sources)
     try:
         build_dir = f"/lib/modules/{version}/build"
-        run("chroot", base, "make", "-C", build_dir, "M=/tmp/lab-kernel", "modules")
+        make = ["make", "-C", build_dir, "M=/tmp/lab-kernel", "CC=gcc"]
+        run("chroot", base, *make, "modules")
         target = tree / "usr/lib/modules" / version / "updates"
         target.mkdir(exist_ok=True)
         for module in sources.glob("*.ko"):
@@ -340,15 +357,3 @@ def settle(tree: Path) -> None:
     # Nothing is newer than what the packages' scripts have already processed
     for directory in ("etc", "var"):
         (tree / directory / ".updated").touch()
-
-
-def write_loader(tree: Path, version: str) -> None:
-    """What the emulated boot loader starts first, unless the tree's own tool has written it."""
-    loader = tree / LOADER
-    if (tree / "usr/sbin/proxmox-boot-tool").exists():
-        run("chroot", tree, "proxmox-boot-tool", "refresh")
-    if not loader.exists():
-        loader.write_text(
-            f"kernel=/boot/vmlinuz-{version}\ninitrd=/boot/initrd.img-{version}\n"
-            "cmdline=root=/dev/vda rw console=ttyS0\n"
-        )
