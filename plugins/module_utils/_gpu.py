@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,8 +116,16 @@ class Gpu:
     display: tuple[str, ...]  # signs that it drives the host's display, a sentence each
 
 
-def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]:
+def read_gpus(
+    host: Reader, addresses: Iterable[str] | None = None, wake: Collection[str] = ()
+) -> list[Gpu]:
     """Return the GPUs of the host, or those at the given addresses, by address.
+
+    Args:
+        host: the host.
+        addresses: of the GPUs to return, in any form; `None` for all.
+        wake: full addresses of GPUs whose configuration space is read even when they are in D3cold.
+            That wakes them, or shows that they do not wake: it then reads all ones.
 
     Raises:
         GpuHostError: an address is malformed, listed twice, absent, or not a GPU.
@@ -155,6 +163,7 @@ def read_gpus(host: Reader, addresses: Iterable[str] | None = None) -> list[Gpu]
     states = _read_states(
         host,
         [one.address for card in wanted for one in (devices[card], *companions[card])],
+        wake,
     )
     gpus = []
     for card in wanted:
@@ -224,12 +233,14 @@ def _read_minors(host: Reader, cards: Sequence[str]) -> dict[str, int | None]:
     return found
 
 
-def _read_states(host: Reader, functions: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _read_states(
+    host: Reader, functions: Sequence[str], wake: Collection[str]
+) -> dict[str, dict[str, Any]]:
     """Read what the kernel shows under the device lock, or only when the device is awake.
 
     `driver_override` and `sriov_numvfs` wait for a pending bind or unbind, and the configuration
-    space for a change of the power state. The latter is not read in D3cold: that would wake the
-    device (pci_config_pm_runtime_get in the kernel).
+    space for a change of the power state. The latter is read in D3cold only of those in `wake`, for
+    it wakes a device (pci_config_pm_runtime_get in the kernel).
 
     Returns:
         `override`, `vfs`, `config` (its first four bytes in hexadecimal) and `asleep` of each
@@ -240,7 +251,7 @@ def _read_states(host: Reader, functions: Sequence[str]) -> dict[str, dict[str, 
         at = f"{DEVICES}/{address}"
         asleep = _optional(host, f"{at}/power_state") == "D3cold"
         try:
-            config = None if asleep else host.head(f"{at}/config", 4)
+            config = None if asleep and address not in wake else host.head(f"{at}/config", 4)
         except UnreadableError:
             config = None
         return json.dumps(

@@ -261,6 +261,21 @@ def test_a_card_off_the_bus(
     assert (gpu.config_readable, gpu.power.state) == (readable, power)
 
 
+@pytest.mark.parametrize(
+    ("config", "readable"), [(b"\xde\x10\xb5\x2b", True), (b"\xff" * 4, False)]
+)
+def test_a_sleeping_card_is_woken_only_when_asked_to(
+    host_tree: Callable[[str], Path], config: bytes, readable: bool
+) -> None:
+    root = host_tree("eight-gpus")
+    for address in ("0000:81:00.0", "0000:82:00.0"):
+        at = root / "sys/bus/pci/devices" / address
+        (at / "power_state").write_text("D3cold\n")
+        (at / "config").write_bytes(config)
+    gpus = read_gpus(Reader(str(root)), wake=["0000:82:00.0"])
+    assert [gpu.config_readable for gpu in gpus[4:6]] == [None, readable]
+
+
 def test_a_sleeping_card_is_not_woken_for_its_link(host_tree: Callable[[str], Path]) -> None:
     root = host_tree("eight-gpus")
     (root / "sys/bus/pci/devices/0000:41:00.0/power_state").write_text("D3cold\n")
