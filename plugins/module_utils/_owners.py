@@ -160,11 +160,13 @@ def read_users(
     """
     users: dict[str, list[User]] = {}
     unknown: list[str] = []
+    if not numbers:  # without a node nobody can hold one
+        return users, unknown
     pids = sorted((name for name in host.names("/proc") if name.isdigit()), key=int)
     looked = ask(lambda pid: _look(host, pid, numbers, kind), pids)
     for pid in pids:
         if pid not in looked:
-            name = host.text(f"/proc/{pid}/comm")
+            name = host.text(f"/proc/{pid}/comm") or "?"
             unknown.append(f"the open files of process {pid} ({name}) could not be looked at")
         elif looked[pid]:
             found = json.loads(looked[pid] or "")

@@ -17,7 +17,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Re
 @pytest.fixture
 def pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give a folder for pipes nobody writes to: reading one blocks, as behind a device lock."""
-    monkeypatch.setattr(_child, "_SECONDS", 0.2)
+    monkeypatch.setattr(_child, "_SECONDS", 0.5)
     yield tmp_path
     for pipe in tmp_path.iterdir():
         if pipe.is_fifo():  # lets the children go that were left behind
@@ -74,9 +74,9 @@ def test_the_deadline_is_one_of_silence() -> None:
     def count(send: _child.Send) -> None:
         for _number in range(8):
             send(b".")
-            signal.sigtimedwait([], 0.1)
+            signal.sigtimedwait([], 0.2)
 
-    assert in_child(count, (), 0.4) == (b"........", 0)
+    assert in_child(count, (), 1) == (b"........", 0)
 
 
 def test_a_child_left_behind_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_child_left_behind_keeps_nothing_of_its_parent(tmp_path: Path) -> None
         signal.sigtimedwait([], 30)
 
     with (tmp_path / "lock").open("w") as lock:
-        answer, pid = in_child(wait, (), 0.3)
+        answer, pid = in_child(wait, (), 1)
         kept = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

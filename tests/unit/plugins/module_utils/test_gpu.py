@@ -165,7 +165,7 @@ def test_a_bound_gpu_whose_node_is_not_known_may_be_in_use(
 def test_a_gpu_whose_lock_is_held_may_be_in_use_and_hides_no_other(
     host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_child, "_SECONDS", 0.2)
+    monkeypatch.setattr(_child, "_SECONDS", 0.5)
     root = host_tree("eight-gpus")
     file = root / "sys/bus/pci/devices/0000:41:00.0/driver_override"
     file.unlink()
@@ -181,7 +181,7 @@ def test_a_gpu_whose_lock_is_held_may_be_in_use_and_hides_no_other(
 def test_whatever_waits_for_the_device_lock_is_asked_with_a_deadline(
     host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(_child, "_SECONDS", 0.2)
+    monkeypatch.setattr(_child, "_SECONDS", 0.5)
     root = host_tree("eight-gpus")
     file = root / "sys/bus/pci/devices/0000:41:00.0" / name
     file.unlink()
@@ -197,7 +197,7 @@ def test_a_driver_that_does_not_answer_leaves_its_gpu_in_doubt(
     host_tree: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver link goes before the driver lets go: the doubt must not depend on it."""
-    monkeypatch.setattr(_child, "_SECONDS", 0.2)
+    monkeypatch.setattr(_child, "_SECONDS", 0.5)
     root = host_tree("eight-gpus")
     (root / "sys/bus/pci/devices/0000:41:00.0/driver").unlink()
     file = root / "proc/driver/nvidia/gpus/0000:41:00.0/information"

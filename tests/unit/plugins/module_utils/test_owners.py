@@ -15,6 +15,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._owners import (
     Owner,
     User,
     read_guests,
+    read_users,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -206,7 +207,7 @@ def test_the_unit_is_the_hosts(root: Path, cgroup: str, unit: str | None) -> Non
 def test_a_process_that_does_not_answer_is_unknown_and_hides_no_other(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_child, "_SECONDS", 0.3)
+    monkeypatch.setattr(_child, "_SECONDS", 0.5)
     process(root, 77, "x")
     (root / "proc/77/comm").write_text("stuck\n")
     os.mkfifo(root / "proc/77/maps")  # as behind a lock on its memory map
@@ -290,6 +291,16 @@ def test_processes_that_end_meanwhile_are_no_users_and_no_doubt(root: Path) -> N
     process(root, 78, "x", fd3="/proc/78/gone")
     one = gpu(root, "41:00.0")
     assert (one.users, one.users_unknown) == ((), ())
+
+
+def test_without_any_node_nobody_is_asked(root: Path) -> None:
+    class Refusing(Reader):
+        def names(self, path: str) -> list[str]:
+            if path.startswith("/proc"):
+                raise UnreadableError(path)
+            return super().names(path)
+
+    assert read_users(Refusing(str(root)), {}) == ({}, [])
 
 
 def test_a_kernel_thread_is_named(root: Path) -> None:
@@ -528,7 +539,7 @@ def test_whether_a_machine_runs(
 def test_a_cluster_file_system_that_does_not_answer_is_unknown(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_child, "_SECONDS", 0.2)
+    monkeypatch.setattr(_child, "_SECONDS", 0.5)
 
     class Hung(Reader):
         def exists(self, path: str) -> bool:
