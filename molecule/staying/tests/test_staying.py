@@ -44,14 +44,21 @@ def _times(journal: str, pattern: str) -> list[float]:
     return [float(time) for time in found]
 
 
+def _gpus(host: Host) -> dict[str, list[str]]:
+    """Return driver, override and group type of each GPU."""
+    driver = "$(readlink $at/driver | sed 's,.*/,,')"
+    others = "$(cat $at/driver_override $at/iommu_group/type)"
+    loop = f"for at in 0000:[48][1-4]:00.0; do echo $at {driver} {others}; done"
+    table = host.check_output(f"cd {PCI}; {loop}")
+    return {line.split()[0]: line.split()[1:] for line in table.splitlines()}
+
+
 def test_drivers_and_types_are_those_of_the_layout(host: Host) -> None:
+    gpus = _gpus(host)
     for entry in host.ansible.get_variables()["gpu_layout"]:
+        wanted = [entry["driver"], entry["driver"], entry.get("iommu_type", "DMA")]
         for address in entry["addresses"]:
-            at = f"{PCI}/{address}"
-            assert host.check_output(f"basename $(readlink {at}/driver)") == entry["driver"]
-            assert host.check_output(f"cat {at}/driver_override") == entry["driver"]
-            wanted = entry.get("iommu_type", "DMA")  # the lab's own
-            assert host.check_output(f"cat {at}/iommu_group/type") == wanted
+            assert gpus[address] == wanted, address
 
 
 def test_types_were_set_before_nvidia_was_there_and_all_before_the_guests(rebooted: str) -> None:
@@ -73,8 +80,8 @@ def test_other_tenant_has_its_gpus(
     host: Host, assert_neighbour_undisturbed: Callable[[Host], None]
 ) -> None:
     assert_neighbour_undisturbed(host)
-    for address in ("0000:83:00.0", "0000:84:00.0"):
-        assert host.check_output(f"cat {PCI}/{address}/iommu_group/type") == "DMA"
+    gpus = _gpus(host)
+    assert gpus["0000:83:00.0"] == gpus["0000:84:00.0"] == ["vfio-pci", "vfio-pci", "DMA"]
 
 
 def test_container_starts_and_has_its_gpus(host: Host) -> None:
@@ -85,7 +92,7 @@ def test_container_starts_and_has_its_gpus(host: Host) -> None:
 
 
 @pytest.fixture
-def gpu_without_driver(run_module: RunModule) -> Iterator[str]:
+def gpu_without_driver(host: Host, run_module: RunModule) -> Iterator[str]:
     """Take a GPU of container 100 off its driver, and give it back."""
     address = OURS[3]
     options = {"addresses": [address], "accept": ["guest-config"]}
@@ -94,6 +101,7 @@ def gpu_without_driver(run_module: RunModule) -> Iterator[str]:
     yield address
     back = run_module("gpu", driver="nvidia", **options)
     assert not back["failed"], back
+    host.check_output("systemctl restart gpuhost-verify")
 
 
 def test_wrong_gpu_keeps_its_own_container_from_starting_and_nothing_else(
@@ -144,6 +152,6 @@ def test_absent_leaves_the_files_as_they_were(host: Host, root: Path) -> None:
     assert host.run("lsinitramfs /boot/initrd.img-$(uname -r) | grep gpuhost").stdout == ""
     assert host.run("systemctl list-units --all --plain --no-legend 'gpuhost-*'").stdout == ""
     # what is in force stays until the next boot
-    assert host.check_output(f"cat {PCI}/{OURS[0]}/iommu_group/type") == "DMA-FQ"
+    assert _gpus(host)[OURS[0]] == ["nvidia", "nvidia", "DMA-FQ"]
     again = _ansible(root, "ansible-playbook", "molecule/staying/absent.yml")
     assert "changed=0" in again.stdout
