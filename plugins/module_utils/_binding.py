@@ -92,13 +92,13 @@ def foresee(host: Reader, gpus: Iterable[Gpu], wishes: Sequence[Wish]) -> list[R
     return judge(situation, plan_change(situation, wishes).targets)
 
 
-def read_situation(host: Reader, store: Store) -> Situation:
-    """Read all that plans and guards depend on, once.
+def read_situation(host: Reader, store: Store, wake: Collection[str] = ()) -> Situation:
+    """Read all that plans and guards depend on, once; wake the cards that are to move.
 
     Raises:
         UnreadableError: something needed for every answer could not be read.
     """
-    return _situation(host, store, read_gpus(host))
+    return _situation(host, store, read_gpus(host, wake=wake))
 
 
 def _situation(host: Reader, store: Store, cards: Iterable[Gpu]) -> Situation:
@@ -236,7 +236,8 @@ def _named(gpus: Mapping[str, Gpu], request: Request) -> list[dict[str, Any]]:
 
 
 def _change(machine: Machine, store: Store, request: Request) -> dict[str, Any]:
-    situation = read_situation(machine.host, store)
+    named = [address for wish in request.wishes for address in wish.addresses]
+    situation = read_situation(machine.host, store, wake=named)
     plan = plan_change(situation, request.wishes, request.services)
     reasons = judge(situation, plan.targets, request.accept)
     before = shape_of(situation.gpus.values())

@@ -131,6 +131,7 @@ def _wrong_card(_situation: Situation, target: Target) -> Iterator[tuple[str, st
 
 
 def _off_bus(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
+    """A card in D3cold is woken and read before it moves; in check mode it is left asleep."""
     gpu = target.gpu
     if not target.moves:
         return
@@ -139,13 +140,10 @@ def _off_bus(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]
             "its configuration space reads all ones, so the card is off the bus",
             "power the host off and on",
         )
-    elif gpu.config_readable is None:
+    elif gpu.config_readable is None and gpu.power.state != "D3cold":
         yield "its configuration space could not be read", "look at it with lspci -s, as root"
-    if gpu.power.state in ("D3cold", "error"):
-        yield (
-            f"its power state is {gpu.power.state}, and it did not wake when it was read",
-            "write on to its power/control and look again; else power the host off and on",
-        )
+    if gpu.power.state == "error":
+        yield "its power state is error: it did not wake", "power the host off and on"
 
 
 def _stuck(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trees
 from ansible.module_utils import basic
+from ansible.module_utils.common import warnings
 
 
 @pytest.fixture
@@ -34,6 +35,8 @@ def run_module(
         }
         monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps(arguments).encode())
         monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
+        for said in ("_global_warnings", "_global_deprecations"):  # those of an earlier test
+            getattr(warnings, said).clear()
         monkeypatch.setattr("sys.stdin", io.StringIO())
         capsys.readouterr()
         with pytest.raises(SystemExit):

@@ -256,6 +256,21 @@ def test_a_card_off_the_bus_is_not_touched(kernel: FakeKernel) -> None:
     assert "off the bus" in refusal(kernel, "44:00.0", "vfio-pci")
 
 
+def test_a_sleeping_card_is_woken_before_it_moves(kernel: FakeKernel) -> None:
+    device = kernel.device("0000:44:00.0")
+    (device / "power_state").write_text("D3cold\n")
+    assert bind(kernel, "44:00.0", "vfio-pci", check=True)["changed"]
+    (device / "config").write_bytes(b"\xff" * 64)  # it does not wake
+    assert "off the bus" in refusal(kernel, "44:00.0", "vfio-pci")
+    (device / "config").write_bytes(b"\xde\x10\xb5\x2b" + bytes(60))
+    assert bind(kernel, "44:00.0", "vfio-pci")["changed"]
+
+
+def test_a_card_in_an_error_state_is_not_touched(kernel: FakeKernel) -> None:
+    (kernel.device("0000:44:00.0") / "power_state").write_text("error\n")
+    assert "its power state is error" in refusal(kernel, "44:00.0", "vfio-pci")
+
+
 def test_another_card_at_the_address_is_refused(kernel: FakeKernel) -> None:
     text = refusal(kernel, "44:00.0", "vfio-pci", expect_id="10DE:2684")
     assert "0000:44:00.0: it is 10de:2bb5, not 10DE:2684" in text
@@ -530,7 +545,9 @@ def test_a_gpu_that_drives_a_display_is_named(
 ) -> None:
     sign = "/sys/class/graphics/fb0 is on it"
     monkeypatch.setattr(
-        _binding, "read_gpus", lambda host: [replace(g, display=(sign,)) for g in read_gpus(host)]
+        _binding,
+        "read_gpus",
+        lambda host, wake=(): [replace(g, display=(sign,)) for g in read_gpus(host)],
     )
     text = refusal(kernel, "44:00.0", "vfio-pci")
     assert f"{sign}: give the host another display, or none (or accept display)" in text
