@@ -1,0 +1,160 @@
+"""The role host_reboot up to the reboot itself, with modules that answer what a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+MODULE = """\
+#!/usr/bin/python
+print(%r)
+"""
+TOOL = """\
+#!/bin/sh
+echo "${0##*/} $*" >>LOG
+[ "$1 $2" != "shutdown $STUBBORN" ] || { echo "CT $2: timeout" >&2; exit 255; }
+case $1 in start) touch run.$2 ;; shutdown) rm -f run.$2 ;; esac
+[ "$1" != status ] || { [ -e run.$2 ] && echo status: running || echo status: stopped; }
+"""
+REBOOT: dict[str, Any] = {"reasons": ["why"], "problems": [], "stall": [], "guests": []}
+GUESTS = [
+    {"kind": "lxc", "vmid": 100, "name": None},
+    {"kind": "qemu", "vmid": 200, "name": "confidential"},
+]
+
+
+class Play:
+    """A host of which `gpu_host_info` and `kernel_cmdline` tell what they are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        own = folder / "collections/ansible_collections/gpuhost/inference"
+        (own / "plugins").mkdir(parents=True)
+        (own / "roles").symlink_to(ROOT / "roles")
+        (own / "galaxy.yml").symlink_to(ROOT / "galaxy.yml")
+        (own / "plugins/modules").mkdir()
+        self.modules = own / "plugins/modules"
+        (folder / "bin").mkdir()
+        for name in ("pct", "qm"):
+            tool = folder / "bin" / name
+            tool.write_text(TOOL.replace("LOG", f"{folder}/log").replace("run.", f"{folder}/run."))
+            tool.chmod(0o755)
+        self.facts: dict[str, Any] = {
+            "host": {"kernel": "1", "next_boot": {"kernel": "1"}, "reboot": REBOOT},
+            "layout": {"problems": []},
+            "findings": [],
+        }
+        self.cmdline: dict[str, Any] = {"not_configured": [], "missing": [], "unwanted": []}
+
+    def run(self, **variables: Any) -> str:
+        """Return what the play said; commands of guests are in `commands`."""
+        for name, answer in (("gpu_host_info", self.facts), ("kernel_cmdline", self.cmdline)):
+            module = MODULE % json.dumps({"changed": False, **answer})
+            (self.modules / f"{name}.py").write_text(module)
+        for guest in self.facts["host"]["reboot"]["guests"]:
+            (self.folder / f"run.{guest['vmid']}").touch()
+        play = {
+            "hosts": "localhost",
+            "connection": "local",
+            "gather_facts": False,
+            "vars": {
+                "ansible_python_interpreter": sys.executable,
+                "host_reboot_start_timeout": 5,
+                **variables,
+            },
+            "roles": ["gpuhost.inference.host_reboot"],
+        }
+        (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
+        paths = [str(self.folder / "collections"), os.environ.get("ANSIBLE_COLLECTIONS_PATH", "")]
+        done = subprocess.run(
+            ["ansible-playbook", "-i", "localhost,", "play.yml"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                **os.environ,
+                "ANSIBLE_COLLECTIONS_PATH": ":".join(filter(None, paths)),
+                "ANSIBLE_NOCOLOR": "1",
+                "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+                "STUBBORN": str(variables.get("stubborn", "")),
+            },
+        )
+        return done.stdout + done.stderr
+
+    @property
+    def commands(self) -> list[str]:
+        log = self.folder / "log"
+        return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    return Play(tmp_path)
+
+
+def test_without_permission_it_says_what_it_would_do_and_why(play: Play) -> None:
+    play.facts["host"]["reboot"] = {**REBOOT, "problems": ["guest qemu 201 runs"], "guests": GUESTS}
+    said = play.run()
+    assert "failed=0" in said
+    assert all(word in said for word in ('"why"', "guest qemu 201 runs", '"confidential"'))
+    assert play.commands == []
+
+
+def test_with_permission_every_reason_against_it_stops_it_at_once(play: Play) -> None:
+    play.facts["host"]["reboot"] = {
+        **REBOOT,
+        "problems": ["guest qemu 201 runs"],
+        "stall": ["0000:41:00.0: remove never returned"],
+        "guests": GUESTS,
+    }
+    play.cmdline["not_configured"] = ["iommu.strict=1"]
+    said = play.run(host_reboot_allowed=True)
+    assert "failed=1" in said
+    assert (
+        "localhost must not be rebooted: guest qemu 201 runs; not configured for the next boot: "
+        "iommu.strict=1 (role kernel_cmdline); 0000:41:00.0: remove never returned." in said
+    )
+    assert play.commands == []
+
+
+def test_without_a_reason_nothing_is_done(play: Play) -> None:
+    play.facts["host"]["reboot"] = {**REBOOT, "reasons": [], "guests": GUESTS}
+    said = play.run(host_reboot_allowed=True)
+    assert "localhost needs no reboot." in said
+    assert play.commands == []
+
+
+def test_a_guest_that_does_not_stop_keeps_the_host_up(play: Play) -> None:
+    play.facts["host"]["reboot"] = {**REBOOT, "guests": GUESTS}
+    said = play.run(host_reboot_allowed=True, stubborn=100)
+    assert "was not rebooted, and its guests run again" in said
+    assert "Reboot the host" not in said
+    assert [line for line in play.commands if "status" not in line] == [
+        "qm shutdown 200 --timeout 180",
+        "pct shutdown 100 --timeout 180",
+        "pct start 100",
+        "qm start 200",
+    ]
+    assert (play.folder / "run.200").exists()
+
+
+def test_force_lifts_the_stall_alone_and_comes_as_far_as_the_reboot(play: Play) -> None:
+    play.facts["host"]["reboot"] = {**REBOOT, "stall": ["remove never returned"], "guests": GUESTS}
+    said = play.run(host_reboot_allowed=True, host_reboot_force=True)
+    # which Ansible itself refuses on its own machine, so the host did not go down
+    assert "was not rebooted, and its guests run again. This failed: Reboot the host" in said
+    assert [line for line in play.commands if "status" not in line] == [
+        "qm shutdown 200 --timeout 180",
+        "pct shutdown 100 --timeout 180",
+        "pct start 100",
+        "qm start 200",
+    ]
