@@ -211,6 +211,8 @@ def main() -> None:
         )
     except GpuHostError as error:
         module.fail_json(msg=str(error))
+    for warning in result.pop("warnings"):
+        module.warn(warning)
     module.exit_json(modprobe=modprobe, **result)
 
 
