@@ -112,6 +112,37 @@ def test_wrong_gpu_keeps_its_own_container_from_starting_and_nothing_else(
     host.check_output("qm stop 200")
 
 
+@pytest.fixture
+def wants_identity(host: Host) -> Iterator[None]:
+    """Have the kept layout ask for identity, and nvidia not loaded; the lab's GPUs bear it."""
+    host.check_output(
+        "cp /etc/gpuhost/layout.json /root/layout.json "
+        """&& sed -i 's/"DMA-FQ"/"identity"/; s/"accept": .*/"accept": ["fsp-identity"],/' """
+        "/etc/gpuhost/layout.json "
+        "&& echo options nvidia fsp_fail_on_identity=N >/etc/modprobe.d/test.conf "
+        "&& systemctl stop nvidia-init && modprobe -r nvidia_uvm nvidia"
+    )
+    yield
+    host.check_output(
+        "rm /etc/modprobe.d/test.conf && mv /root/layout.json /etc/gpuhost/layout.json "
+        "&& modprobe -r nvidia && systemctl start nvidia-init && udevadm control --reload"
+    )
+
+
+@pytest.mark.usefixtures("wants_identity")
+def test_type_that_the_kernel_refuses_below_nvidia_is_there_before_it(host: Host) -> None:
+    loads = f"udevadm trigger -c add {PCI}/{OURS[0]} && udevadm settle"
+    host.check_output(f"udevadm control --reload && {loads}")
+    gpus = _gpus(host)
+    for address in OURS:
+        assert gpus[address] == ["nvidia", "nvidia", "identity"], address
+    assert host.run(f"{PROGRAM} hook").rc == 0
+    host.check_output("echo softdep nvidia pre: vfio-pci >>/etc/modprobe.d/test.conf")
+    found = host.run(f"{PROGRAM} hook")
+    assert found.rc == 1
+    assert "there is 'softdep nvidia pre: vfio-pci'" in found.stdout
+
+
 def test_other_tenant_has_its_gpus(
     host: Host, assert_neighbour_undisturbed: Callable[[Host], None]
 ) -> None:
