@@ -55,6 +55,7 @@ options:
     type: str
     choices: [nvidia, vfio-pci, none]
   iommu_type:
+    version_added: 0.2.0
     description:
       - Type for the IOMMU groups of the GPUs; without it they keep theirs. V(auto) stands for the
         type of the boot.
@@ -71,6 +72,7 @@ options:
           - Vendor and device id, such as V(10de:2bb5).
         type: str
   bindings:
+    version_added: 0.2.0
     description:
       - Several of these at once, in one transaction, for a swap or a whole host.
       - RV(gpuhost.inference.gpu_host_info#module:layout.entries) may be given as it is; C(name)
@@ -94,6 +96,7 @@ options:
           - Not used.
         type: dict
   accept:
+    version_added: 0.2.0
     description:
       - Guards to lift, by the names in RV(guards[].id).
       - V(fsp-identity) and V(sme-identity) allow V(identity) where it is known to fail;
@@ -106,6 +109,7 @@ options:
     choices: [mig, guest-config, display, kernel-client, sme-identity, fsp-identity]
     default: []
   services:
+    version_added: 0.2.0
     description:
       - Systemd units of the host that may be stopped while a GPU moves that they hold, such as
         V(nvidia-dcgm.service). They are started again in any case.
@@ -118,6 +122,7 @@ options:
     type: float
     default: 30
   drain_timeout:
+    version_added: 0.2.0
     description:
       - Seconds for those to let go who were asked to.
     type: float
@@ -307,6 +312,8 @@ def main() -> None:
         )
     except GpuHostError as error:
         module.fail_json(msg=str(error))
+    for text in result.pop("warnings"):
+        module.warn(text)
     if "msg" in result:
         module.fail_json(**result)
     module.exit_json(**result)

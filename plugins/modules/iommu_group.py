@@ -157,6 +157,8 @@ def main() -> None:
         )
     except GpuHostError as error:
         module.fail_json(msg=str(error))
+    for text in result.pop("warnings"):
+        module.warn(text)
     if "msg" in result:
         module.fail_json(**result)
     module.exit_json(**result)
