@@ -67,7 +67,7 @@ class Play:
             "gather_facts": False,
             "vars": {
                 "ansible_python_interpreter": sys.executable,
-                "host_reboot_start_timeout": 5,
+                "host_reboot_start_timeout": "5",
                 **variables,
             },
             "roles": ["gpuhost.inference.host_reboot"],
@@ -117,7 +117,7 @@ def test_with_permission_every_reason_against_it_stops_it_at_once(play: Play) ->
         "guests": GUESTS,
     }
     play.cmdline["not_configured"] = ["iommu.strict=1"]
-    said = play.run(host_reboot_allowed=True)
+    said = play.run(host_reboot_allowed="true")
     assert "failed=1" in said
     assert (
         "localhost must not be rebooted: guest qemu 201 runs; not configured for the next boot: "
@@ -128,14 +128,14 @@ def test_with_permission_every_reason_against_it_stops_it_at_once(play: Play) ->
 
 def test_without_a_reason_nothing_is_done(play: Play) -> None:
     play.facts["host"]["reboot"] = {**REBOOT, "reasons": [], "guests": GUESTS}
-    said = play.run(host_reboot_allowed=True)
+    said = play.run(host_reboot_allowed="true")
     assert "localhost needs no reboot." in said
     assert play.commands == []
 
 
 def test_a_guest_that_does_not_stop_keeps_the_host_up(play: Play) -> None:
     play.facts["host"]["reboot"] = {**REBOOT, "guests": GUESTS}
-    said = play.run(host_reboot_allowed=True, stubborn=100)
+    said = play.run(host_reboot_allowed="true", stubborn=100)
     assert "was not rebooted, and its guests run again" in said
     assert "Reboot the host" not in said
     assert [line for line in play.commands if "status" not in line] == [
@@ -149,7 +149,7 @@ def test_a_guest_that_does_not_stop_keeps_the_host_up(play: Play) -> None:
 
 def test_force_lifts_the_stall_alone_and_comes_as_far_as_the_reboot(play: Play) -> None:
     play.facts["host"]["reboot"] = {**REBOOT, "stall": ["remove never returned"], "guests": GUESTS}
-    said = play.run(host_reboot_allowed=True, host_reboot_force=True)
+    said = play.run(host_reboot_allowed="true", host_reboot_force="yes")
     # which Ansible itself refuses on its own machine, so the host did not go down
     assert "was not rebooted, and its guests run again. This failed: Reboot the host" in said
     assert [line for line in play.commands if "status" not in line] == [
