@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
-from ansible.plugins.filter.core import comment
+from ansible.plugins.filter.core import comment, to_bool
 from ansible_collections.gpuhost.inference.plugins.module_utils import _persistence as persistence
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._files import (
@@ -71,7 +71,11 @@ GPUS = [
 
 
 def render(
-    name: str, entries: list[dict[str, Any]] | None = None, *, persist: bool = True, **more: Any
+    name: str,
+    entries: list[dict[str, Any]] | None = None,
+    *,
+    persist: bool | str = True,
+    **more: Any,
 ) -> str:
     """Render a template of the role as Ansible does."""
     entries = ENTRIES if entries is None else entries
@@ -82,7 +86,7 @@ def render(
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(comment=comment, to_json=json.dumps)
+    environment.filters.update(bool=to_bool, comment=comment, to_json=json.dumps)
     context = {
         "ansible_managed": "Ansible managed",
         "gpu_passthrough_accept": ["fsp-identity"],
@@ -174,6 +178,8 @@ def test_modprobe_file_says_no_more_than_the_layout_needs() -> None:
     for text in (
         render("modprobe.conf.j2", untyped),
         render("modprobe.conf.j2", persist=False),
+        render("modprobe.conf.j2", persist="false"),  # as -e and surveys give it
+        render("modprobe.conf.j2", ENTRIES[1:], persist="false"),
     ):
         words = {line.split(" ")[0] for line in text.splitlines() if line[:1].isalpha()}
         assert words == {"blacklist"}
