@@ -74,7 +74,7 @@ def plan_reboot(
         guests: Its guests, `None` when they could not be read.
         layout: The entries of the declared layout.
         troubles: Findings; those of an unfinished change, of an incomplete initramfs of the next
-            kernel, and of unbinds that never returned count.
+            kernel, and of unbinds that never returned count; the last are a reason, too.
     """
     ours = {(entry.guest.kind, entry.guest.vmid) for entry in layout if entry.guest}
     problems = [] if guests is not None else ["the guests of this host could not be read"]
@@ -85,19 +85,20 @@ def plan_reboot(
         elif guest.running and (guest.kind, guest.vmid) not in ours:
             problems.append(f"guest {name} runs and is not of the layout: its owner has to stop it")
     problems += following.problems
+    reasons = [f"the running kernel was started without {word}" for word in boot.pending.missing]
+    reasons += [f"the running kernel was started with {word}" for word in boot.pending.extra]
+    if following.kernel and boot.kernel != following.kernel:
+        reasons.append(f"kernel {boot.kernel} runs, and {following.kernel} is installed")
     stall = []
     for trouble in troubles:
         image = f"/boot/initrd.img-{following.kernel}"
         if trouble.id == "unbind-stuck":
+            reasons.append(f"nothing but a reboot frees {trouble.subject}: its removal hangs")
             stall.append(f"{trouble.subject}: {trouble.evidence}; {_STALL}")
         elif trouble.id == "unfinished-change" or (
             trouble.id == "initramfs-incomplete" and trouble.subject == image
         ):
             problems.append(f"{trouble.subject}: {trouble.evidence}")
-    reasons = [f"the running kernel was started without {word}" for word in boot.pending.missing]
-    reasons += [f"the running kernel was started with {word}" for word in boot.pending.extra]
-    if following.kernel and boot.kernel != following.kernel:
-        reasons.append(f"kernel {boot.kernel} runs, and {following.kernel} is installed")
     running = [guest for guest in guests or () if (guest.kind, guest.vmid) in ours if guest.running]
     return Reboot(
         tuple(reasons),
