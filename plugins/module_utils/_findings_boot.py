@@ -294,7 +294,7 @@ RULES = (
         _reboot_pending,
         "The running kernel was not started with the parameters in the boot loader's file.",
         "Refresh the boot loader (proxmox-boot-tool refresh, or update-grub) and reboot when the "
-        "guests allow it.",
+        "guests allow it (role host_reboot).",
         "proxmox-boot-tool(8)",
     ),
     Rule(

@@ -158,7 +158,7 @@ RULES = (
         _container_node_missing,
         "The container lists a device node of a GPU that the driver nvidia does not have. Its "
         "start fails when the node is missing, or it reaches another GPU than meant.",
-        "Write the devN entries anew from the minors of its GPUs (gpu_info), or bind the GPU to "
+        "Write the devN entries anew from the minors of its GPUs (guest_gpus), or bind the GPU to "
         "nvidia.",
         "Proxmox VE: src/PVE/LXC.pm of pve-container, devN",
     ),

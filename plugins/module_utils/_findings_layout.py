@@ -115,7 +115,7 @@ RULES = (
         "warning",
         _type_differs,
         "The IOMMU group of the GPU does not have the type that the layout declares. The kernel "
-        "changes it only while no member has a driver.",
+        "changes it only while no driver of the group uses DMA; from DMA to DMA-FQ also below one.",
         "Run the playbook site; with --check --diff it shows what it would do.",
         _TYPES,
     ),
@@ -124,7 +124,7 @@ RULES = (
         "warning",
         _guest_differs,
         "The guests' configurations give the GPU to somebody else than the layout says.",
-        "Correct hostpciN or devN of the guests, or the layout.",
+        "Correct hostpciN or devN of the guests (playbook assign_gpus), or the layout.",
         "layout",
     ),
     Rule(
@@ -151,8 +151,8 @@ RULES = (
         _unbind_stuck,
         "The driver waits in the kernel for a user who never lets go. Nothing can be done with the "
         "GPU, and a clean shutdown may wait for it, too.",
-        "Reboot the host when the other guests allow it. If the shutdown stalls, cut the power "
-        "through the BMC.",
+        "Reboot the host when the other guests allow it (role host_reboot with host_reboot_force). "
+        "If the shutdown stalls, cut the power through the BMC.",
         "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c, nv_pci_remove_helper",
     ),
     Rule(

@@ -248,7 +248,7 @@ def _guest_config(_situation: Situation, target: Target) -> Iterator[tuple[str, 
             yield (
                 f"the configuration of {_guest(owner)} names it ({owner.detail}), and that guest "
                 f"{harm}",
-                "take it out of the configuration first, as assign_gpus.yml does",
+                "take it out of the configuration first, as the playbook assign_gpus does",
             )
 
 

@@ -78,7 +78,8 @@ def _place(place: str) -> str:
     project, _hash, number = place.partition("#")
     if number.isdigit() and project.count("/") == 1:
         return f"[{place}](https://github.com/{project}/issues/{number})"
-    return f"<{place}>" if place.startswith("https://") else place
+    address, comma, part = place.partition(", ")
+    return f"<{address}>{comma}{part}" if address.startswith("https://") else place
 
 
 if __name__ == "__main__":

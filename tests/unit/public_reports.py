@@ -209,14 +209,17 @@ REPORTS = {
             "`gpu` reads the kernel log since the bind",
         ),
         Report(
-            ("forums.developer.nvidia.com 364958", "forums.developer.nvidia.com 371272"),
+            (
+                "https://forums.developer.nvidia.com/t/364958",
+                "https://forums.developer.nvidia.com/t/371272",
+            ),
             "A card fails in its VM; the host sees nothing.",
             ("link-narrow", "gpu-degraded"),
             (),
             "health inside a VM is not visible to the host",
         ),
         Report(
-            ("forum.proxmox.com 178461",),
+            ("https://forum.proxmox.com/threads/178461/",),
             "The link has half its width after a reset.",
             ("link-narrow",),
         ),
@@ -231,7 +234,7 @@ REPORTS = {
             otherwise="nothing here resets a card",
         ),
         Report(
-            ("forum.proxmox.com 179366",),
+            ("https://forum.proxmox.com/threads/179366/",),
             "A window of the card has no place.",
             ("bar-unassigned",),
         ),
@@ -343,7 +346,7 @@ REPORTS = {
             "`kernel_cmdline` goes by what booted",
         ),
         Report(
-            ("many roles for home servers",),
+            ("lae/ansible-role-proxmox#274", "seapath/ansible#65"),
             "The line of parameters is overwritten, or says two things.",
             ("cmdline-contradiction",),
             (),

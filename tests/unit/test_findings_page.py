@@ -41,3 +41,11 @@ def test_a_report_stands_once_with_its_place() -> None:
     for place in places:
         if "#" in place:
             assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", place), place
+
+
+def test_a_place_is_a_link_where_it_can_be() -> None:
+    place = findings_page._place
+    assert place("https://a.b/c, AMD SEV") == "<https://a.b/c>, AMD SEV"
+    assert place("https://a.b/c") == "<https://a.b/c>"
+    assert place("a/b#1") == "[a/b#1](https://github.com/a/b/issues/1)"
+    assert place("modprobe.d(5), options") == "modprobe.d(5), options"
