@@ -52,7 +52,7 @@ def _power_error(facts: Facts) -> Iterator[Hit]:
 
 
 def _windows(gpu: Gpu) -> dict[int, int]:
-    return {bar.index: bar.size_bytes for bar in gpu.bars if bar.index != _IO_BAR}
+    return {one.index: one.size_bytes for one in gpu.bars if one.index != _IO_BAR}
 
 
 def _bar_unassigned(facts: Facts) -> Iterator[Hit]:

@@ -350,7 +350,7 @@ def mmio_window(
     Remedy: `--cpu host`, or the option X-PciMmio64Mb of the firmware in `args`.
     Source: edk2, OvmfPkg/Library/PlatformInitLib/MemDetect.c.
     """
-    sizes = {gpu.address: sum(bar.size_bytes for bar in gpu.bars) for gpu in gpus}
+    sizes = {gpu.address: sum(window.size_bytes for window in gpu.bars) for gpu in gpus}
     for guest, settings in _machines(guests):
         functions = {
             one for options in _entries(guest).values() for one in _functions(options, around)

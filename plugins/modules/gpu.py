@@ -39,14 +39,14 @@ extends_documentation_fragment:
   - gpuhost.inference.attributes
   - gpuhost.inference.attributes.state_module
 options:
-  addresses: &addresses
+  addresses:
     description:
       - PCI addresses of the GPUs, in full (V(0000:41:00.0)) or short form (V(41:00.0)).
       - Other functions of the same card come along by themselves and are not named.
       - Either O(addresses) with O(driver) or O(bindings) is required.
     type: list
     elements: str
-  driver: &driver
+  driver:
     description:
       - V(nvidia) for the host and its containers. Other functions of the card get back the
         drivers the kernel finds for them.
@@ -80,8 +80,18 @@ options:
     type: list
     elements: dict
     suboptions:
-      addresses: *addresses
-      driver: *driver
+      addresses:
+        description:
+          - As O(addresses).
+        type: list
+        elements: str
+        required: true
+      driver:
+        description:
+          - As O(driver).
+        type: str
+        required: true
+        choices: [nvidia, vfio-pci, none]
       iommu_type:
         description:
           - As O(iommu_type); null leaves the type.
@@ -242,6 +252,8 @@ diff:
     before: {"0000:81:00.0": {driver: nvidia, override: null}}
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuhost.inference.plugins.module_utils._binding import change
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
@@ -254,7 +266,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._transaction imp
 
 
 def main() -> None:
-    binding = {
+    binding: dict[str, dict[str, Any]] = {
         "addresses": {"type": "list", "elements": "str"},
         "driver": {"type": "str", "choices": list(CHOICES)},
         "expect": {"type": "dict", "options": {"id": {"type": "str"}}},
@@ -268,12 +280,12 @@ def main() -> None:
                 "elements": "dict",
                 "options": {  # as the layout has them; a null is no choice to AnsibleModule
                     **binding,
+                    "addresses": {**binding["addresses"], "required": True},
+                    "driver": {**binding["driver"], "required": True},
                     "iommu_type": {"type": "str"},
                     "name": {"type": "str"},
                     "guest": {"type": "dict"},
                 },
-                "required_together": [("addresses", "driver")],
-                "required_one_of": [("addresses",)],
             },
             "accept": {
                 "type": "list",

@@ -328,7 +328,7 @@ def test_the_display_of_a_management_controller_is_no_sign(
 
 
 @pytest.mark.parametrize(
-    ("line", "bar"),
+    ("line", "index"),
     [
         ("200000000000-2000007fffff : BOOTFB", 1),
         ("    1fffffffff00-200000000000 : efifb", 1),  # one byte of it
@@ -341,13 +341,13 @@ def test_the_display_of_a_management_controller_is_no_sign(
     ],
 )
 def test_the_firmwares_framebuffer_in_a_window(
-    host_tree: Callable[[str], Path], line: str, bar: int | None
+    host_tree: Callable[[str], Path], line: str, index: int | None
 ) -> None:
     root = host_tree("four-functions")
     (root / "proc/iomem").write_text(f"00000000-00000fff : Reserved\n{line}\n")
     signs = read_gpus(Reader(str(root)))[0].display
-    assert len(signs) == (bar is not None)
-    assert all(sign.endswith(f"lies in its BAR {bar}") for sign in signs)
+    assert len(signs) == (index is not None)
+    assert all(sign.endswith(f"lies in its BAR {index}") for sign in signs)
 
 
 def test_hidden_addresses_are_unknown_not_elsewhere(host_tree: Callable[[str], Path]) -> None:

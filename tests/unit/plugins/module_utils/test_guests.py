@@ -161,7 +161,7 @@ def machine(
     config = [tuple(line.split(": ", 1)) for line in ("machine: q35", *lines)]
     host = Reader(str(root))
     addresses = tuple(f"0000:{bus}:00.0" for bus in wanted)
-    settings = settings_of([(key, value) for key, value in config])
+    settings = settings_of(list(config))
     gpus = read_gpus(host)
     for gpu in gpus[:1]:  # the first card has a sound function
         sound = Companion(gpu.address[:-1] + "1", "0x040300", None, None)

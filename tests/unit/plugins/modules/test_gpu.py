@@ -88,7 +88,7 @@ def test_entries_of_a_layout_are_bindings_as_they_are(kernel: FakeKernel, run_mo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"bindings": [{"addresses": ["44:00.0"]}]}, "required together"),
+        ({"bindings": [{"addresses": ["44:00.0"]}]}, "driver found in bindings"),
         ({"bindings": [{"driver": "nvidia"}]}, "required"),
         ({"addresses": ["44:00.0"], "driver": "none", "bindings": []}, "mutually exclusive"),
         (
