@@ -34,6 +34,14 @@ def test_variables_carry_the_name_of_their_role(role: str) -> None:
     assert all(name.startswith(f"{role}_") for name in _options(role))
 
 
+def test_kernel_cmdline_rebuilds_before_it_may_fail() -> None:
+    # a failed play runs no handlers, and the next one has no change that would notify them
+    tasks = yaml.safe_load((ROLES / "kernel_cmdline/tasks/main.yml").read_text(encoding="utf-8"))
+    does = [task.get("ansible.builtin.meta") or next(k for k in task if "." in k) for task in tasks]
+    assert does.index("flush_handlers") < does.index("ansible.builtin.fail")
+    assert "ansible.builtin.include_tasks" not in does[does.index("flush_handlers") :]
+
+
 @pytest.mark.parametrize("role", NAMES)
 def test_readme_names_each_variable_or_the_file_with_all(role: str) -> None:
     readme = (ROLES / role / "README.md").read_text(encoding="utf-8")
