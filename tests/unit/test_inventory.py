@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 ANSWERS = {
@@ -91,6 +93,20 @@ def test_each_guest_names_a_host_and_a_container_of_its_layout(source: str) -> N
         assert node in found["proxmox_hosts"]["hosts"]
         guests = [entry.get("guest") for entry in variables[node]["gpu_layout"]]
         assert {"kind": "lxc", "vmid": variables[guest]["proxmox_vmid"]} in guests
+
+
+def test_readme_shows_the_example_and_moves_one_gpu_of_it() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(gpu_layout:.*?)```", readme, re.DOTALL)
+    before, after = (yaml.safe_load(block)["gpu_layout"] for block in blocks)
+    variables = (ROOT / "inventory/example/host_vars/pve-a.yml").read_text(encoding="utf-8")
+    assert before == yaml.safe_load(variables)["gpu_layout"]
+    named = [entry.pop("addresses", None) for entry in (*before, *after)]
+    assert before[1].pop("numa_node") == 1
+    assert before == after  # nothing else was dropped
+    assert named[1] is None
+    assert set(named[0]) - set(named[2]) == {"0000:71:00.0"} == set(named[0]) & set(named[3])
+    assert len(named[2] + named[3]) == len(set(named[2] + named[3])) == 8
 
 
 def test_api_source_makes_the_groups_of_the_playbooks(api: str) -> None:
