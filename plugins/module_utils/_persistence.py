@@ -40,7 +40,8 @@ _VERSION = 1
 _LIFTABLE = ("sme-identity", "fsp-identity")  # nothing lifts snp-identity
 _NO_DRIVER = "none"
 _RULES = "/etc/udev/rules.d/10-gpuhost.rules"
-_MODPROBE = "/etc/modprobe.d/gpuhost.conf"
+# Its name sorts last, so that an install line of a driver package wins, and nvidia can be loaded
+_MODPROBE = "/etc/modprobe.d/zz-gpuhost.conf"
 _HOOK = "/etc/initramfs-tools/hooks/gpuhost"
 
 
@@ -251,7 +252,9 @@ def hook_problems(host: Reader, layout: Layout, config: str) -> list[str]:
     """Return why modprobe will not set the types of GPUs for `nvidia` before it loads that.
 
     modprobe runs the first install line it finds for a module, and none at all when there is a
-    softdep line for it (libkmod, `__kmod_module_fill_softdep`; seen with kmod 34).
+    softdep line for it (libkmod, `__kmod_module_fill_softdep`; seen with kmod 34). Packages that
+    name the module otherwise, as Debian's nvidia-current, come with an install line of their own,
+    and udev loads such a module by its alias.
 
     Args:
         host: says which type groups get at boot.
@@ -277,11 +280,21 @@ def hook_problems(host: Reader, layout: Layout, config: str) -> list[str]:
             f"'{found['softdep'][0]}', so nvidia gets GPUs before their type is set: take that "
             "line out of its file (grep -r softdep /etc/modprobe.d /lib/modprobe.d)"
         ]
-    if not found["install"] or "gpuhost-boot types" not in found["install"][0]:
-        first = f"'{found['install'][0]}' comes first" if found["install"] else "it is not there"
+    others = [line for line in found["install"] if "gpuhost-boot types" not in line]
+    if others or not found["install"]:
+        seen = f"there is '{others[0]}', too" if others else "it is not there"
         return [
-            f"modprobe does not use the install line of {_MODPROBE}, {first}, so nvidia gets GPUs "
-            "before their type is set: let there be one install line for nvidia"
+            f"modprobe may not use the install line of {_MODPROBE}, {seen}, so nvidia gets GPUs "
+            "before their type is set: let there be one install line for nvidia (a driver package "
+            "whose module is nvidia needs none), or ask for a type that the boot gives"
+        ]
+    release = host.text("/proc/sys/kernel/osrelease") or ""
+    modules = host.text(f"/lib/modules/{release}/modules.dep") or ""
+    if not re.search(r"^(?:[^:\n]*/)?nvidia\.ko", modules, re.MULTILINE):
+        return [
+            f"/lib/modules/{release}/modules.dep has no module nvidia, so the driver of GPUs is "
+            "loaded by another name and gets them before their type is set: install a driver "
+            "package whose module is nvidia, or ask for a type that the boot gives"
         ]
     return []
 
@@ -384,7 +397,15 @@ def _known_images(host: Reader) -> dict[str, dict[str, Any]]:
         return {}
     if not isinstance(found, dict) or found.get("version") != _VERSION:
         return {}
-    return {path: image for path, image in found["images"].items() if "missing" in image}
+    images = found.get("images")
+    if not isinstance(images, dict):
+        return {}
+    return {path: image for path, image in images.items() if _is_result(image)}
+
+
+def _is_result(image: object) -> bool:
+    missing = image.get("missing") if isinstance(image, dict) else None
+    return isinstance(missing, list) and all(isinstance(one, str) for one in missing)
 
 
 def _save(path: Path, content: Mapping[str, Any]) -> None:

@@ -217,16 +217,39 @@ OURS = "install nvidia timeout 60 /usr/local/lib/gpuhost/gpuhost-boot types; exe
         (OURS, None),
         ("softdep snd_hda_intel pre: nvidia\ninstall nvidia-drm x\n" + OURS, None),
         (OURS + "softdep nvidia post: nvidia-uvm\n", "'softdep nvidia post: nvidia-uvm'"),
-        ("install nvidia modprobe nvidia-current\n" + OURS, "nvidia-current' comes first"),
+        ("install nvidia modprobe nvidia-current\n" + OURS, "nvidia-current', too"),
+        (OURS + "install nvidia modprobe nvidia-current\n", "nvidia-current', too"),
         ("blacklist nouveau\n", "it is not there"),
     ],
 )
 def test_what_makes_modprobe_ignore_the_hook_is_named(
     root: Path, config: str, words: str | None
 ) -> None:
+    modules(root, "updates/dkms/nvidia.ko.zst:\n")
     layout = keep(root, entry("0000:41:00.0", type_="identity"))
     problems = persistence.hook_problems(Reader(str(root)), layout, config)
     assert [words in problem for problem in problems] == ([True] if words else [])
+
+
+def modules(root: Path, text: str) -> None:
+    """Have the kernel list its modules."""
+    release = (root / "proc/sys/kernel/osrelease").read_text().strip()
+    (root / f"lib/modules/{release}").mkdir(parents=True, exist_ok=True)
+    (root / f"lib/modules/{release}/modules.dep").write_text(text)
+
+
+@pytest.mark.parametrize(
+    "listed", [None, "updates/dkms/nvidia-current.ko:\nkernel/nvidia-drm.ko: updates/nvidia.ko\n"]
+)
+def test_driver_of_another_name_passes_the_hook_by(root: Path, listed: str | None) -> None:
+    if listed:
+        modules(root, listed)
+    layout = keep(root, entry("0000:41:00.0", type_="identity"))
+    problems = persistence.hook_problems(Reader(str(root)), layout, OURS)
+    assert len(problems) == 1
+    assert "modules.dep has no module nvidia" in problems[0]
+    modules(root, "nvidia.ko:\n")
+    assert persistence.hook_problems(Reader(str(root)), layout, OURS) == []
 
 
 def test_hook_is_not_missed_where_the_boot_gives_the_type(root: Path) -> None:
@@ -248,7 +271,7 @@ def boot(root: Path) -> Path:
     """Return the host with rules, modprobe file, hook, and one kernel with its initramfs."""
     for path in (
         "etc/udev/rules.d/10-gpuhost.rules",
-        "etc/modprobe.d/gpuhost.conf",
+        "etc/modprobe.d/zz-gpuhost.conf",
         "etc/initramfs-tools/hooks/gpuhost",
         IMAGE[1:],
         "boot/vmlinuz-6.14.11-4-pve",
@@ -261,7 +284,7 @@ def boot(root: Path) -> Path:
 def good(root: Path) -> list[str]:
     return [
         "etc/udev/rules.d/10-gpuhost.rules",
-        "etc/modprobe.d/gpuhost.conf",
+        "etc/modprobe.d/zz-gpuhost.conf",
         "usr/lib/modules/6.14.11-4-pve/kernel/drivers/vfio/pci/vfio-pci.ko.zst",
         persistence.stamp(Reader(str(root))),
     ]
@@ -296,7 +319,7 @@ def test_complete_image(boot: Path) -> None:
     ("without", "words"),
     [
         (0, "/etc/udev/rules.d/10-gpuhost.rules"),
-        (1, "/etc/modprobe.d/gpuhost.conf"),
+        (1, "/etc/modprobe.d/zz-gpuhost.conf"),
         (2, "module vfio-pci"),
         (3, "the present content of /etc/udev/rules.d/10-gpuhost.rules"),
     ],
@@ -338,7 +361,7 @@ def test_one_image_at_a_time_keeps_the_result_of_the_others(boot: Path) -> None:
     for path in (other[1:], "boot/vmlinuz-6.17.2-1-pve"):
         (boot / path).write_text("x")
     check(boot, good(boot))
-    (boot / "etc/modprobe.d/gpuhost.conf").write_text("# another layout\n")
+    (boot / "etc/modprobe.d/zz-gpuhost.conf").write_text("# another layout\n")
     assert check(boot, good(boot), other)[1] == [other]
     kept = json.loads((boot / "var/lib/gpuhost/initramfs.json").read_text())["images"]
     assert kept[IMAGE]["missing"] == []  # as it was, and not taken for a result about today's files
@@ -359,7 +382,15 @@ def test_image_that_cannot_be_listed_is_not_complete(boot: Path) -> None:
 
 def test_broken_result_of_an_earlier_check_is_made_anew(boot: Path) -> None:
     (boot / "var/lib/gpuhost").mkdir(parents=True)
-    for text in ("{", "[]", '{"version": 7, "images": {}}'):
+    for text in (
+        *("{", "[]", '{"version": 7, "images": {}}', '{"version": 1}'),
+        '{"version": 1, "images": []}',
+        *(f'{{"version": 1, "images": {{"{IMAGE}": {one}}}}}' for one in ("5", "null", "{}")),
+        *(
+            f'{{"version": 1, "images": {{"{IMAGE}": {{"missing": {one}}}}}}}'
+            for one in ("5", '"x"', "[1]")
+        ),
+    ):
         (boot / "var/lib/gpuhost/initramfs.json").write_text(text)
         assert check(boot, good(boot)) == ({IMAGE: ()}, [IMAGE])
 
@@ -373,7 +404,9 @@ def test_hook_and_program_compute_the_same_stamp(boot: Path) -> None:
     """The hook's own line, run by a shell."""
     text = (ROLE / "templates/initramfs-hook.j2").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if line.startswith("sum="))
-    files = [boot / f for f in ("etc/udev/rules.d/10-gpuhost.rules", "etc/modprobe.d/gpuhost.conf")]
+    files = [
+        boot / f for f in ("etc/udev/rules.d/10-gpuhost.rules", "etc/modprobe.d/zz-gpuhost.conf")
+    ]
     script = f'rules="{files[0]}"\noptions="{files[1]}"\n{line}\necho "$sum"\n'
     hook = boot / "etc/initramfs-tools/hooks/gpuhost"
     hook.write_text(script)
@@ -481,7 +514,7 @@ def test_program_names_the_images_that_lack_something(
     keep(boot, entry("0000:81:00.0", driver="vfio-pci"))
     monkeypatch.setattr(program, "_listing", lambda _path: good(boot)[:3])
     status, lines = run("images")
-    assert status == 1
+    assert status == 3  # not 1, with which Python ends when the program itself fails
     assert lines[0].startswith(f"gpuhost: {IMAGE} lacks the present content of")
     assert "update-initramfs -u -k all" in lines[0]
     assert run("images", "/boot/initrd.img-other") == (0, [])

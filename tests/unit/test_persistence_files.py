@@ -173,8 +173,11 @@ def test_modprobe_file_says_no_more_than_the_layout_needs() -> None:
     assert ["softdep", "nvidia"] not in lines  # it would make modprobe ignore the install line
     untyped = [{**ENTRIES[0], "iommu_type": None}]
     text = render("modprobe.conf.j2", [*untyped, ENTRIES[1]])
-    assert "softdep nvidia pre: vfio-pci" in text
-    assert "install" not in text
+    assert not re.search("^softdep", text, re.MULTILINE)  # nor the line of a driver package
+    assert (
+        "\ninstall nvidia /sbin/modprobe -q vfio-pci; exec /sbin/modprobe --ignore-install nvidia "
+        "$CMDLINE_OPTS\n"
+    ) in text
     for text in (
         render("modprobe.conf.j2", untyped),
         render("modprobe.conf.j2", persist=False),
@@ -183,6 +186,13 @@ def test_modprobe_file_says_no_more_than_the_layout_needs() -> None:
     ):
         words = {line.split(" ")[0] for line in text.splitlines() if line[:1].isalpha()}
         assert words == {"blacklist"}
+
+
+def test_modprobe_file_leaves_the_first_word_to_a_driver_package() -> None:
+    """Modprobe runs the first install line, by the order of names; nvidia-current needs its own."""
+    ours = Path(VARS["__gpu_passthrough_options"]).name
+    assert max("nvidia.conf", "nvidia-graphics-drivers.conf", ours) == ours
+    assert "/etc/modprobe.d/gpuhost.conf" in VARS["__gpu_passthrough_sweep"]
 
 
 @pytest.fixture
@@ -206,8 +216,8 @@ def load(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         assert str(program) in command
         command = command.replace("-k 5 60 ", "-k 1 1 ")
         command = command.replace("$CMDLINE_OPTS", "NVreg_EnableGpuFirmware=1")
-        inherited = {"PATH": os.environ["PATH"], **environment}
-        done = subprocess.run(["sh", "-c", command], env=inherited, check=False, timeout=30)
+        inherited = {"PATH": "/sbin", **environment}  # as nvidia-modprobe has it
+        done = subprocess.run(["/bin/sh", "-c", command], env=inherited, check=False, timeout=30)
         return done.returncode, log.read_text().splitlines()
 
     return run
@@ -223,7 +233,10 @@ def test_types_are_set_before_nvidia_is_loaded(load: Any) -> None:
 
 def test_nvidia_is_loaded_whatever_becomes_of_the_types(load: Any) -> None:
     assert load("exit 1") == (0, [VFIO, "types types", LOADED])
-    assert load("exec sleep 20") == (0, [VFIO, "types types", LOADED])  # stopped after its time
+    assert load("exec /bin/sleep 20") == (
+        0,
+        [VFIO, "types types", LOADED],
+    )  # stopped after its time
     assert load(None) == (0, [VFIO, LOADED])  # in an initramfs there is no program
 
 
@@ -237,7 +250,7 @@ def test_whoever_holds_the_lock_is_not_waited_for(load: Any) -> None:
 def test_hook_puts_todays_files_into_the_image(tmp_path: Path) -> None:
     files = {
         "etc/udev/rules.d/10-gpuhost.rules": render("10-gpuhost.rules.j2"),
-        "etc/modprobe.d/gpuhost.conf": render("modprobe.conf.j2"),
+        "etc/modprobe.d/zz-gpuhost.conf": render("modprobe.conf.j2"),
         "etc/initramfs-tools/hooks/gpuhost": "",
         "usr/share/initramfs-tools/hook-functions": (
             'manual_add_modules() { echo "$*" >>"$DESTDIR/modules"; }\n'
@@ -262,9 +275,13 @@ def test_hook_puts_todays_files_into_the_image(tmp_path: Path) -> None:
     assert (image / "modules").read_text() == "vfio-pci\n"
     rules = "etc/udev/rules.d/10-gpuhost.rules"
     assert (image / rules).read_text() == files[rules]
-    options = (image / "etc/modprobe.d/gpuhost.conf").read_text().splitlines()
+    options = (image / "etc/modprobe.d/zz-gpuhost.conf").read_text().splitlines()
     assert "install nvidia :" in options  # it waits for the root file system
     assert not any(line.startswith("softdep") for line in options)
+    untyped = render("modprobe.conf.j2", [{**ENTRIES[0], "iommu_type": None}, ENTRIES[1]])
+    (root / "etc/modprobe.d/zz-gpuhost.conf").write_text(untyped)
+    run()
+    assert (image / "etc/modprobe.d/zz-gpuhost.conf").read_text() == untyped
     names = [str(path.relative_to(image)) for path in image.rglob("*")]
     stamp = persistence.stamp(Reader(str(root)))
     assert persistence.lacking(names, stamp_name=stamp) == ()

@@ -48,7 +48,7 @@ def test_gpus_of_the_other_tenant_are_untouched(
 
 
 def test_rival_drivers_are_kept_away(host: Host) -> None:
-    assert host.file("/etc/modprobe.d/gpuhost.conf").contains("^blacklist nouveau$")
+    assert host.file("/etc/modprobe.d/zz-gpuhost.conf").contains("^blacklist nouveau$")
 
 
 def test_report_shows_the_host_and_its_server(root: Path) -> None:
