@@ -42,12 +42,23 @@ MAX_DEV = 256  # pve-container: $MAX_DEVICES
 
 Run = Callable[[Sequence[str]], str]  # runs a command of the host, raises GpuHostError
 
-_TOOLS = {"lxc": "pct", "qemu": "qm"}
+TOOLS = {"lxc": "pct", "qemu": "qm"}
 _NETWORK = ("nfs", "cifs", "cephfs", "glusterfs", "rbd", "iscsi", "iscsidirect", "pbs", "esxi")
 _NVIDIA_NODE = re.compile(r"/dev/nvidia\d+")
 _OWNERSHIP = ("uid", "gid", "mode")
 # what a new hostpci entry takes over from another card's; the other options are of that card
 _COMMON = ("pcie", "rombar")
+# what an entry says of its card: wrong for any other that takes its place
+_OF_CARD = (
+    "romfile",
+    "mdev",
+    "legacy-igd",
+    "vendor-id",
+    "device-id",
+    "sub-vendor-id",
+    "sub-device-id",
+)
+_NAMING = ("host", "mapping", "pcie", *_OF_CARD)  # what a new entry has of its own
 _NODE_SECONDS = 10  # udev makes /dev/nvidiaN a moment after the driver is bound
 
 
@@ -359,7 +370,7 @@ def plan_machine(
         target, problem = _target(gpu, cards, mapped)
         problems += [problem] if problem else []
         like = before.get(number, common)
-        rest = {k: v for k, v in like.items() if k not in ("host", "mapping", "pcie")}
+        rest = {k: v for k, v in like.items() if k not in _NAMING}
         after[number] = {**target, **({"pcie": "1"} if wish.pcie else {}), **rest}
     refusals = []
     if len(missing) > len(free):
@@ -585,7 +596,7 @@ def _not_now(guest: Guest, settings: Mapping[str, str]) -> Iterator[str]:
     if guest.running:
         yield (
             f"{name} runs, and Proxmox takes no device from a running guest: "
-            f"{_TOOLS[guest.kind]} shutdown {guest.vmid}"
+            f"{TOOLS[guest.kind]} shutdown {guest.vmid}"
         )
     elif guest.running is None:
         yield f"whether {name} runs could not be found out"
@@ -702,7 +713,7 @@ def _settled(
 
 def _apply(run: Run, kind: str, vmid: int, changes: Mapping[str, str | None]) -> str:
     """Change settings by Proxmox's tool; return what went wrong."""
-    words = [_TOOLS[kind], "set", str(vmid)]
+    words = [TOOLS[kind], "set", str(vmid)]
     for key, value in changes.items():
         words += [f"--{key}", value] if value is not None else []
     gone = [key for key, value in changes.items() if value is None]

@@ -15,8 +15,8 @@ description:
   - Writes the C(devN) entries of a container, or the C(hostpciN) entries of a virtual machine, so
     that they name the given GPUs and no other. Entries of other devices are left alone.
   - Entries of GPUs that stay keep their number and all their options. A GPU that comes takes the
-    number and the options of one that goes, else the lowest free number and what the other
-    entries have in common.
+    number and the options of one that goes, save those that describe the card (such as C(romfile)
+    and C(device-id)), else the lowest free number and what the other entries have in common.
   - The node of a container's GPU is looked up by its PCI address, since C(/dev/nvidiaN) changes
     whenever GPUs are bound anew. So bind first (M(gpuhost.inference.gpu)), then run this module.
   - Changes go through C(pct set) and C(qm set) on the host, which validate and lock, and are read

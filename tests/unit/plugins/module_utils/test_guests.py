@@ -195,6 +195,12 @@ def test_a_swapped_gpu_takes_over_number_and_options(root: Path) -> None:
     }
 
 
+def test_a_gpu_does_not_take_what_was_said_of_the_card_before_it(root: Path) -> None:
+    card = "romfile=old.bin,device-id=0x2bb5,vendor-id=0x10de,sub-device-id=0x204b,mdev=nvidia-63"
+    lines = [f"hostpci0: 0000:82:00.0,pcie=1,{card},rombar=0"]
+    assert machine(root, lines, ["44"]).changes == {"hostpci0": "0000:44:00.0,pcie=1,rombar=0"}
+
+
 def test_a_new_gpu_has_what_the_others_have_in_common(root: Path) -> None:
     lines = ["hostpci0: 0000:81:00,pcie=1,x-vga=1,rombar=0"]
     assert machine(root, lines, ["81", "44"]).changes == {
