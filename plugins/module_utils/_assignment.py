@@ -17,6 +17,7 @@ from typing import Any
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._guests import (
+    TOOLS,
     Situation,
     Surroundings,
     Wish,
@@ -159,7 +160,7 @@ def plan_assignment(
     ours = sorted((guest for guest in guests if guest.vmid in wants), key=_start_order)
     bindings = tuple(_bindings(entries, gpus, default))
     moving = {one.address for one in bindings if _unbinds(one)}
-    moves, problems = [], _foreign(entries, gpus, wants)
+    moves, problems = [], [*_foreign(entries, gpus, wants), *_left_down(guests, wants, remembered)]
     problems += [
         f"guest {vmid} of the option release is not on this host"
         for vmid in sorted(set(release) - {guest.vmid for guest in guests})
@@ -208,7 +209,7 @@ def plan_assignment(
 def _start_order(guest: Guest) -> tuple[int, int]:
     """Return a guest's place in Proxmox's start order: `startup: order=N`, then its number."""
     order = parse_options(dict(guest.config).get("startup", ""), "order").get("order", "")
-    return (int(order) if order.isdigit() else _LAST, guest.vmid)
+    return (int(order) if re.fullmatch("[0-9]{1,9}", order) else _LAST, guest.vmid)
 
 
 def _bindings(
@@ -251,6 +252,20 @@ def _foreign(entries: Sequence[Entry], gpus: Sequence[Gpu], ours: Collection[int
         if owner.source == "config" or owner.running is not False
     }
     return sorted(found)
+
+
+def _left_down(
+    guests: Sequence[Guest], ours: Collection[int], remembered: Collection[int]
+) -> list[str]:
+    """Return the guests that an unfinished run stopped, and that no plan of ours starts again."""
+    return [
+        f"an unfinished run stopped {_label(guest)}, which is still stopped and which the layout "
+        f"does not name: name its number in release to have it started, or start it yourself "
+        f"({TOOLS[guest.kind]} start {guest.vmid}); if it is to stay stopped, take its number out "
+        f"of {MEMORY}"
+        for guest in guests
+        if guest.vmid in remembered and guest.vmid not in ours and guest.running is False
+    ]
 
 
 def _other_users(
@@ -333,13 +348,14 @@ def read_assignment(
         unassigned,
         describe,
     )
+    remembered = read_memory(host)
     plan = plan_assignment(
         found.entries,
         gpus,
         guests,
         read_surroundings(host, guests),
         default=default_type(host),
-        remembered=read_memory(host),
+        remembered=remembered,
         release=release,
         services=services,
     )
@@ -350,6 +366,8 @@ def read_assignment(
         "problems": [*found.problems, *plan.problems],
         "needed": plan.needed,
         "kept": host.exists(KEPT),
+        "forget": bool(remembered)
+        and not any(one.vmid in remembered and one.running is not True for one in guests),
         "steps": plan.steps,
         "state": plan.state,
     }
@@ -375,9 +393,16 @@ def read_memory(host: Reader) -> frozenset[int]:
     text = host.text(MEMORY)
     try:
         content = json.loads(text) if text else {"stopped": []}
-        return frozenset(int(vmid) for vmid in content["stopped"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise UnreadableError(
-            f"{MEMORY} is not what a run of assign_gpus writes ({error}): look which guests should "
-            "run, start them, and remove the file"
-        ) from error
+    except ValueError as error:
+        raise _not_ours(str(error)) from error
+    stopped = content.get("stopped") if isinstance(content, dict) else None
+    if not isinstance(stopped, list) or any(type(vmid) is not int for vmid in stopped):
+        raise _not_ours("it has no list of guest numbers by the name stopped")
+    return frozenset(stopped)
+
+
+def _not_ours(why: str) -> UnreadableError:
+    return UnreadableError(
+        f"{MEMORY} is not what a run of assign_gpus writes ({why}): look which guests should "
+        "run, start them, and remove the file"
+    )

@@ -80,6 +80,13 @@ kept:
   returned: success
   type: bool
   sample: true
+forget:
+  description:
+    - Whether an unfinished run noted guests to start again, and all of them run by now or are gone.
+      Then the note, C(/var/lib/gpuhost/assign.json), is to be removed.
+  returned: success
+  type: bool
+  sample: false
 steps:
   description: What has to be done, in order, a sentence each.
   returned: success

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils._assignment import read_assignment
+from ansible_collections.gpuhost.inference.plugins.module_utils._binding import change
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Machine
+from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
+from fake_kernel import FakeKernel
 
 CT = ["0000:41:00.0", "0000:42:00.0", "0000:43:00.0", "0000:44:00.0"]
 VM = ["0000:81:00.0", "0000:82:00.0"]
@@ -243,3 +248,92 @@ def test_a_kept_layout_is_seen(root: Path) -> None:
     (root / "etc/gpuhost").mkdir()
     (root / "etc/gpuhost/layout.json").write_text("{}")
     assert plan(root, layout(CT, VM))["kept"]
+
+
+def remember(root: Path, text: str) -> None:
+    file = root / "var/lib/gpuhost/assign.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[Infinity]", '{"stopped": "100"}', '{"stopped": [1e999]}', '{"stopped": [true]}', "7", "{"],
+)
+def test_a_note_of_another_form_is_refused_by_name(root: Path, text: str) -> None:
+    remember(root, text)
+    with pytest.raises(UnreadableError, match=r"gpuhost/assign\.json is not what.*remove the file"):
+        plan(root, layout(CT, VM))
+
+
+def test_a_guest_that_an_unfinished_run_stopped_is_not_left_down_unsaid(root: Path) -> None:
+    run(root, "qemu", False)
+    (root / QEMU).write_text("machine: q35\nname: confidential\n")
+    remember(root, '{"version": 1, "stopped": [200, 999]}')
+    found = plan(root, layout(CT, []))
+    assert [text.partition(",")[0] for text in found["problems"]] == [
+        "an unfinished run stopped qemu 200 (confidential)"
+    ]
+    assert "qm start 200" in found["problems"][0]
+    assert plan(root, layout(CT, []), release=[200])["steps"] == [
+        "start qemu 200 (confidential)",
+    ]
+
+
+def test_a_note_is_forgotten_once_all_its_guests_run_or_are_gone(root: Path) -> None:
+    assert not plan(root, layout(CT, VM))["forget"]
+    remember(root, '{"version": 1, "stopped": [100, 999]}')
+    assert plan(root, layout(CT, VM))["forget"]
+    run(root, "lxc", False)
+    assert not plan(root, layout(CT, VM))["forget"]
+
+
+@pytest.mark.parametrize("order", ["²", "9" * 5000, "1x"])
+def test_an_order_that_proxmox_does_not_read_is_none(root: Path, order: str) -> None:
+    (root / LXC).write_text(f"{(root / LXC).read_text()}startup: order={order}\n")
+    assert plan(root, layout(CT, VM))["problems"] == []
+
+
+def test_a_type_that_renumbers_the_nodes_is_seen_by_the_second_look(root: Path) -> None:
+    """The driver hands out the lowest free minor at each probe, so containers swap their GPUs."""
+    kernel = FakeKernel(root)
+    reader = Reader(str(root))
+    machine = Machine(reader, kernel, 30, drain=1, run=kernel.run, log=kernel.log)
+    run(root, "qemu", False)
+    (root / QEMU).write_text("machine: q35\n")
+    control = "dev1: /dev/nvidiactl\ndev2: /dev/nvidia-uvm\ndev3: /dev/nvidia-uvm-tools\n"
+    # 0000:41:00.0 went to a machine, so minor 0 is free
+    (root / LXC).write_text(f"dev0: /dev/nvidia1\n{control}")
+    run(root, "lxc", False)
+    change(machine, [Wish((CT[0],), "vfio-pci")], store=Store(reader))
+    (root / "etc/pve/lxc/101.conf").write_text(f"dev0: /dev/nvidia2\n{control}")
+    (root / "sys/fs/cgroup/lxc/101").mkdir(parents=True)
+    (root / "sys/fs/cgroup/lxc/101/cgroup.events").write_text("populated 0\n")
+    (root / "etc/pve/lxc/102.conf").write_text("dev0: /dev/nvidia0\n")  # somebody else's, stale
+    (root / "sys/fs/cgroup/lxc/102").mkdir(parents=True)
+    (root / "sys/fs/cgroup/lxc/102/cgroup.events").write_text("populated 0\n")
+    entries = [
+        {
+            "name": f"ct{vmid}",
+            "addresses": [address],
+            "driver": "nvidia",
+            "iommu_type": "DMA",
+            "guest": {"kind": "lxc", "vmid": vmid},
+        }
+        for vmid, address in ((100, CT[1]), (101, CT[2]))
+    ]
+    before = plan(root, entries)
+    assert before["problems"] == []
+    assert not any(guest["loses"] or guest["gains"] for guest in before["guests"])
+    moved = change(
+        machine,
+        [Wish(tuple(one["addresses"]), one["driver"], one["iommu_type"]) for one in entries],
+        store=Store(reader),
+    )
+    assert moved["changed"]
+    after = plan(root, entries)
+    assert [guest["changes"] for guest in after["guests"]] == [True, True]
+    assert [list(guest["has"]) for guest in after["guests"]] == [[CT[2]], []]
+    assert [text.partition(",")[0] for text in after["problems"]] == [
+        "0000:42:00.0 belongs to lxc guest 102"
+    ]
