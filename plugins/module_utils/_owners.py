@@ -24,6 +24,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     normalize_address,
     slot_of,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 Number = tuple[int, int]  # (major, minor) of a device node
@@ -34,8 +35,6 @@ RUN = "/run/qemu-server"
 RESERVATIONS = f"{RUN}/pci-id-reservations"
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
-# Command lines are shown to whoever runs a playbook, and may hold keys
-_SECRET = re.compile(r"(--?[\w-]*(?:key|token|password|secret)[\w-]*[= ])\S+", re.IGNORECASE)
 _NVIDIA_NODE = re.compile(r"/dev/nvidia(\d+)")
 # a device given to QEMU by address, or by its folder in sysfs
 _ASSIGNED = re.compile(r"""(?:\bhost["=: ]+|sysfsdev["=: ]+\S*/)([0-9A-Fa-f:]+\.[0-7])""")
@@ -270,7 +269,7 @@ def _mapped(host: Reader, at: str, process: str) -> Iterator[tuple[Number, str]]
 
 def _shown_command(host: Reader, pid: str) -> str:
     command = " ".join(_arguments(host, pid)) or f"[{host.text(f'/proc/{pid}/comm') or '?'}]"
-    return _SECRET.sub(r"\1(redacted)", command)
+    return redact(command)
 
 
 def _unit(cgroup: str | None) -> str | None:
@@ -431,11 +430,18 @@ def read_owners(
     return owners
 
 
+def _address(claim: str) -> str | None:
+    """Return the address of the first function a hostpci address means, `None` for none."""
+    try:
+        return normalize_address(claim if "." in claim else f"{claim}.0")
+    except GpuHostError:
+        return None
+
+
 def _matching(slots: Mapping[str, list[str]], claim: str) -> list[str]:
     """Return the cards a hostpci address means; any function of a card, or none, means its GPU."""
-    try:
-        address = normalize_address(claim if "." in claim else f"{claim}.0")
-    except GpuHostError:
+    address = _address(claim)
+    if address is None:
         return []
     cards = slots.get(slot_of(address), [])
     return [address] if "." in claim and address in cards else cards
@@ -451,8 +457,13 @@ def _claims_of_vm(
             options = dict(part.split("=", 1) for part in others if "=" in part)
             name, _equals, target = first.rpartition("=")
             options[name or "host"] = target
-            claims = options.get("host", "").split(";")
-            claims += mappings.get(options.get("mapping", ""), [])
+            name = options.get("mapping", "")
+            if not all(_address(path) for path in mappings.get(name, ())):
+                raise UnreadableError(
+                    f"{MAPPINGS}: which devices the mapping {name} of guest {guest.vmid} means "
+                    "cannot be told: correct its map lines"
+                )
+            claims = [*options.get("host", "").split(";"), *mappings.get(name, ())]
             for claim in filter(None, claims):
                 yield "config", claim, f"{key}: {value}"
         elif key == "args":  # options for QEMU as they are
@@ -464,17 +475,23 @@ def _claims_of_vm(
 
 
 def _read_mappings(host: Reader) -> dict[str, list[str]]:
-    """Return the addresses of each PCI mapping on this node (PVE::Mapping::PCI)."""
-    node = host.text("/proc/sys/kernel/hostname")
+    """Return the addresses of each PCI mapping on this node (PVE::Mapping::PCI).
+
+    One that is empty or malformed stands for a line that does not tell which devices it means.
+    """
+    # a node is named like its host without the domain (PVE::INotify::nodename)
+    node = (host.text("/proc/sys/kernel/hostname") or "").partition(".")[0]
     found: dict[str, list[str]] = {}
     name = ""
     for line in (host.text(MAPPINGS) or "").splitlines():
         if not line[:1].isspace():
             name = line.strip()
         elif line.split()[:1] == ["map"]:
-            options = dict(part.split("=", 1) for part in line.split()[1].split(",") if "=" in part)
-            if node is None or options.get("node", node) == node:
-                found.setdefault(name, []).extend(options.get("path", "").split(";"))
+            parts = "".join(line.split()[1:]).split(",")
+            options = dict(part.split("=", 1) for part in parts if "=" in part)
+            if not node or options.get("node", node) == node:
+                paths = list(filter(None, options.get("path", "").split(";")))
+                found.setdefault(name, []).extend(paths or [""])
     return found
 
 

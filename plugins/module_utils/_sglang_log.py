@@ -15,10 +15,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The keys of the server stand in clear in its first log line and in /server_info.
-_SECRET = re.compile(
-    r"""((?:admin_)?api[_-]key['"]?(?:\s*[=:]\s*|\s+))(?:'[^']*'|"[^"]*"|[^\s,)'"]+)""", re.I
-)
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
+
 _PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]+\d+)*\] ")
 
 
@@ -171,11 +169,6 @@ class Log:
     quiet: float | None
     draft_model: bool
     tail: tuple[str, ...] = ()
-
-
-def redact(text: str) -> str:
-    """Return a text without the server's keys."""
-    return _SECRET.sub(r"\1'(redacted)'", text)
 
 
 def read_log(

@@ -481,6 +481,57 @@ def test_a_running_guest_without_configuration_still_owns(root: Path) -> None:
     assert (owner.vmid, owner.source, owner.running) == (200, "process", True)
 
 
+SPARE = Owner("qemu", 201, "config", True, "hostpci0: mapping=spare,pcie=1")
+
+
+@pytest.mark.parametrize("hostname", ["pve1.example.com", "pve1", ""])
+def test_a_node_is_called_like_its_host_without_the_domain(root: Path, hostname: str) -> None:
+    (root / "proc/sys/kernel/hostname").write_text(f"{hostname}\n")
+    assert SPARE in gpu(root, "83:00.0").owners
+    # of another node, unless nobody knows which node this is
+    assert (SPARE in gpu(root, "41:00.0").owners) is (hostname == "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "map",
+        "map ",
+        "map nonsense",
+        "map node=pve1",
+        "map node=pve1,path=",
+        "map node=pve1,path=;",
+        "map node=pve1,path=zz",
+        "map node=pve1,path=0000:83:00.0;zz",
+    ],
+)
+def test_a_mapping_that_cannot_be_understood_is_unknown_where_a_guest_uses_it(
+    root: Path, line: str
+) -> None:
+    (root / "etc/pve/mapping/pci.cfg").write_text(f"spare\n\t{line}\n")
+    for address in ("41:00.0", "84:00.0"):  # it may mean any
+        assert gpu(root, address).users_unknown == (
+            "guests: /etc/pve/mapping/pci.cfg: which devices the mapping spare of guest 201 means "
+            "cannot be told: correct its map lines",
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "other\n\tmap\n",  # nobody uses it
+        "\tmap\n",
+        "spare\n\tmap node=pve2,path=zz\n",  # of another node
+        "spare\n\tdescription map\n\tmap  node=pve1, path=0000:83:00;\n",
+    ],
+)
+def test_what_is_odd_elsewhere_in_the_mappings_makes_no_doubt(root: Path, text: str) -> None:
+    (root / "etc/pve/mapping/pci.cfg").write_text(text)
+    one = gpu(root, "83:00.0")
+    assert one.users_unknown == ()
+    assert (SPARE in one.owners) is ("83" in text)
+
+
 @pytest.mark.parametrize(
     ("holder", "running"),
     [

@@ -6,7 +6,6 @@ import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import (
     Log,
     read_log,
-    redact,
 )
 
 START = [
@@ -116,20 +115,5 @@ def test_serious_line_is_not_the_end() -> None:
     assert (found.decisive, found.fatal) == (line, False)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "server_args=ServerArgs(api_key='hunter2', admin_api_key=\"hunter2\", port=1)",
-        "server_args={'api_key': 'hunter2', 'admin_api_key': 'hunter2'}",
-        "python -m sglang.launch_server --api-key hunter2 --admin-api-key=hunter2 --port 1",
-        'launch_command: "--api-key" "hunter2"',
-        "API_KEY: hunter2",
-    ],
-)
-def test_keys_are_removed(text: str) -> None:
-    assert "hunter2" not in redact(text)
-
-
 def test_no_key_leaves_the_log() -> None:
     assert "hunter2" not in repr(log(*START))
-    assert redact("server_args=ServerArgs(api_key=None, port=30000)").endswith("port=30000)")
