@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._child import ask
 from ansible_collections.gpuhost.inference.plugins.module_utils._chips import identify
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
@@ -156,14 +157,18 @@ def read_subjects(host: Reader, gpus: Iterable[Gpu]) -> list[Subject]:
     start since the driver was bound, and kept from then on (RmGetGpuUuidRaw in the driver's
     osapi.c caches it): it proves that the GPU once started, not that its last start went well.
     """
-    subjects = []
+    subjects, gpus = [], list(gpus)
+    # the driver answers under a lock, which it may hold forever when a GPU is in trouble
+    texts = ask(
+        lambda address: host.text(f"/proc/driver/nvidia/gpus/{address}/information"),
+        [gpu.address for gpu in gpus],
+    )
     for gpu in gpus:
-        information = f"/proc/driver/nvidia/gpus/{gpu.address}/information"
         try:
-            lines = (host.text(information) or "").splitlines()
             windows = host.text(f"{DEVICES}/{gpu.address}/resource") or ""
         except UnreadableError:
-            lines, windows = [], ""
+            windows = ""
+        lines = (texts.get(gpu.address) or "").splitlines()
         said = {key: value.strip() for key, _colon, value in (n.partition(":") for n in lines)}
         initialised = None
         if "GPU UUID" in said:

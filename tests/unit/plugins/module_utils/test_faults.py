@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.gpuhost.inference.plugins.module_utils import _child
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import KINDS
 from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
     Health,
@@ -350,6 +352,28 @@ def test_before_the_first_start_the_information_file_has_question_marks(tmp_path
     ):
         file.write_text(f"Model: \t\t X\nGPU UUID: \t {uuid}\nGPU Firmware: \t {firmware}\n")
         assert read_subjects(Reader(str(tmp_path)), [gpu])[0].initialised is expected
+
+
+def test_an_information_file_that_never_answers_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_child, "_SECONDS", 0.5)
+    for address in (A, B):
+        folder = tmp_path / "proc/driver/nvidia/gpus" / address
+        folder.mkdir(parents=True)
+        device = tmp_path / "sys/bus/pci/devices" / address
+        device.mkdir(parents=True)
+        (device / "resource").write_text("0x1000 0x1fff 0x40200\n")
+    hung = tmp_path / "proc/driver/nvidia/gpus" / A / "information"
+    os.mkfifo(hung)  # as behind a lock of the driver
+    (hung.parents[1] / B / "information").write_text("GPU UUID: GPU-1\n")
+    gpus: Any = [works(A), works(B)]
+    subjects = read_subjects(Reader(str(tmp_path)), gpus)
+    os.close(os.open(hung, os.O_RDWR | os.O_NONBLOCK))
+    assert [(s.initialised, s.bars) for s in subjects] == [
+        (None, ((0x1000, 0x1FFF),)),
+        (True, ((0x1000, 0x1FFF),)),
+    ]
 
 
 # -- any bytes ------------------------------------------------------------------------------------
