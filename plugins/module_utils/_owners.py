@@ -377,7 +377,8 @@ def _read_commands(host: Reader, pids: Iterable[str]) -> dict[str, tuple[str, ..
     `None` for one that has none, as it is about to end, or that does not let it be read.
     """
     processes = sorted(pid for pid in pids if pid.isdigit() and host.exists(f"/proc/{pid}"))
-    texts = ask(lambda pid: "\0".join(_arguments(host, pid)), processes)
+    # no child for nothing: starting one costs more than all it reads
+    texts = ask(lambda pid: "\0".join(_arguments(host, pid)), processes) if processes else {}
     return {
         pid: tuple(text.split("\0")) if text else None
         for pid, text in ((pid, texts.get(pid)) for pid in processes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import sleep
 
 import pytest
-from ansible_collections.gpuhost.inference.plugins.module_utils import _child
+from ansible_collections.gpuhost.inference.plugins.module_utils import _child, _owners
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu, read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import (
@@ -610,6 +610,23 @@ def test_a_cluster_file_system_that_is_not_there_is_unknown_not_empty(root: Path
 
 def test_a_host_that_is_no_proxmox_has_no_guests(tmp_path: Path) -> None:
     assert read_guests(Reader(str(tmp_path))) == []
+
+
+@pytest.mark.parametrize(("machines", "children"), [(True, 2), (False, 1)])
+def test_a_host_without_running_machines_starts_no_child_for_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch, machines: bool, children: int
+) -> None:
+    asked: list[list[str]] = []
+
+    def counted(read: Callable[[str], str | None], items: Iterable[str]) -> dict[str, str | None]:
+        asked.append(list(items))
+        return _child.ask(read, asked[-1])
+
+    monkeypatch.setattr(_owners, "ask", counted)
+    if not machines:
+        (root / "run/qemu-server/201.pid").unlink()
+    read_guests(Reader(str(root)))
+    assert len(asked) == children
 
 
 def test_the_scan_is_done_once_for_all_gpus(root: Path, tmp_path: Path) -> None:
