@@ -21,6 +21,7 @@ TOOL = """\
 #!/bin/sh
 echo "${0##*/} $*" >>LOG
 [ "$1 $2" != "shutdown $STUBBORN" ] || { echo "CT $2: timeout" >&2; exit 255; }
+[ "$1 $2" != "start $BROKEN" ] || { echo "no such volume" >&2; exit 255; }
 case $1 in start) touch run.$2 ;; shutdown) rm -f run.$2 ;; esac
 [ "$1" != status ] || { [ -e run.$2 ] && echo status: running || echo status: stopped; }
 """
@@ -86,6 +87,7 @@ class Play:
                 "ANSIBLE_NOCOLOR": "1",
                 "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
                 "STUBBORN": str(variables.get("stubborn", "")),
+                "BROKEN": str(variables.get("broken", "")),
             },
         )
         return done.stdout + done.stderr
@@ -145,6 +147,21 @@ def test_a_guest_that_does_not_stop_keeps_the_host_up(play: Play) -> None:
         "qm start 200",
     ]
     assert (play.folder / "run.200").exists()
+
+
+def test_a_guest_that_cannot_be_started_again_is_named_with_all_else(play: Play) -> None:
+    play.facts["host"]["reboot"] = {**REBOOT, "guests": [*GUESTS, {**GUESTS[0], "vmid": 101}]}
+    said = play.run(host_reboot_allowed="true", stubborn=200, broken=100)
+    assert (
+        "localhost was not rebooted, and these guests do not run, start them by hand: lxc 100 "
+        "(no such volume). This failed: Shut down the guests of the layout" in said
+    )
+    assert "run again" not in said
+    assert [line for line in play.commands if " start" in line] == [
+        "pct start 100",
+        "qm start 200",
+        "pct start 101",
+    ]
 
 
 def test_force_lifts_the_stall_alone_and_comes_as_far_as_the_reboot(play: Play) -> None:
