@@ -14,6 +14,7 @@ failure that is not undone: the driver still holds the device, and more writes w
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,11 +66,14 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._quiesce import 
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import (
+    Had,
     Record,
     Store,
 )
 
 # What bars an undo: somebody took a half-moved GPU meanwhile, or it cannot be moved at all
+_ID = "[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}"
+_LONGEST = 3600  # seconds; who waits longer for one write has a hung driver
 _BARS_UNDO = ("off-bus", "stuck", "in-use", "in-use-unknown", "guest-running", "guest-unknown")
 
 
@@ -159,10 +163,10 @@ def change(
             f"accept names {', '.join(unknown)}, which cannot be lifted: there are "
             f"{', '.join(LIFTABLE)}"
         )
-    if not (machine.timeout > 0 and machine.drain > 0):
+    if not (0 < machine.timeout <= _LONGEST and 0 < machine.drain <= _LONGEST):
         raise GpuHostError(
             f"timeout is {machine.timeout:g} and drain_timeout {machine.drain:g}: give seconds "
-            "above 0"
+            f"above 0, at most {_LONGEST}"
         )
     request = Request(_resolved(machine.host, wishes), accept, services)
     if check:
@@ -188,13 +192,12 @@ def set_group_type(
     """
     wish = Wish((address,), type=wanted, in_place=True)
     result = change(machine, [wish], store=store, accept=accept, check=check)
-    gpu = result["gpus"][0]
     keys = ("changed", "writes", "guards", "recovered", "warnings", "msg")
     return {
         **{key: result[key] for key in keys if key in result},
-        "group": gpu["iommu_group"],
+        "group": result["gpus"][0]["iommu_group"] if result["gpus"] else None,
         "diff": {
-            when: {gpu["address"]: shown[gpu["address"]]["type"]}
+            when: {at: one["type"] for at, one in shown.items() if "type" in one}
             for when, shown in result["diff"].items()
         },
     }
@@ -202,9 +205,14 @@ def set_group_type(
 
 def _resolved(host: Reader, wishes: Sequence[Wish]) -> list[Wish]:
     """Return the wishes with full addresses; all are checked together."""
-    wrong = sorted({wish.type for wish in wishes if wish.type} - set(TYPES))
+    wrong = sorted({wish.type for wish in wishes if wish.type is not None} - set(TYPES))
     if wrong:
         raise GpuHostError(f"there is no type {', '.join(wrong)}: give one of {', '.join(TYPES)}")
+    for wish in wishes:
+        if wish.expect_id is not None and not re.fullmatch(_ID, wish.expect_id):
+            raise GpuHostError(
+                f"the card expected is '{wish.expect_id}': write vendor:device as in 10de:2bb5"
+            )
     choose(host, [address for wish in wishes for address in wish.addresses])
     return [replace(wish, addresses=tuple(choose(host, wish.addresses))) for wish in wishes]
 
@@ -248,27 +256,65 @@ def _change(machine: Machine, store: Store, request: Request) -> dict[str, Any]:
     record = _record(store, request, plan, quiet)
     store.begin(record)
     done: list[Write] = []
-    failure = _let_go(machine, store, request, plan, quiet)
-    if not failure:
-        failure = carry_out(machine, plan, before, done)
+    try:
+        failure = _let_go(machine, store, request, plan, quiet)
+        failure = failure or carry_out(machine, plan, before, done)
+    except GpuHostError as error:
+        failure = Failure(f"the host could not be read meanwhile: {error}")
+    left = False
     if failure and failure.stuck:
-        store.mark_stuck(failure.addresses, failure.pid, failure.text)
+        failure = _mark(store, plan, failure)
     elif failure:
-        failure = _undo(machine, store, record, done, failure)
-    gpus = {gpu.address: gpu for gpu in read_gpus(machine.host)}
-    after = shape_of(gpus.values())
+        failure, left = _undo(machine, store, record, done, failure)
+    if not left:
+        store.end()  # before anybody is brought back, who may take a GPU at once
+    gpus, unread = _read_again(machine)
     warnings = resume(machine, quiet, gpus.values())
-    store.end()
+    after = shape_of(gpus.values())
     result = _result(request, plan, reasons, before, after)
     result["gpus"] = _named(gpus, request)
     result["writes"] = [as_result(step) for step in done]
     result["quiesced"] = as_result(quiet)
-    result["warnings"] += warnings
+    result["warnings"] += warnings + _renumbered(situation.gpus, gpus)
+    changed = [at for at in plan.before if after.had.get(at) != plan.before[at]]
+    changed += [at for at in record.types if after.types.get(at) != before.types[at]]
     if failure:
-        result["msg"] = _report(failure, plan, before, after)
-        result["rolled_back"] = after == before
-        result["changed"] = after != before
+        result["msg"] = _report(failure, plan, changed, after)
+        result["rolled_back"] = not changed and not unread
+        result["changed"] = bool(changed) or bool(unread)
+    if unread:
+        result["msg"] = f"{result.get('msg', 'the change was made')}; {unread}"
     return result
+
+
+def _mark(store: Store, plan: Plan, failure: Failure) -> Failure:
+    """Mark what a write hangs on: a function, or all that move when it hangs elsewhere."""
+    moving = {at for t in plan.targets if t.moves for at in present(t.gpu)}
+    addresses = sorted(set(failure.addresses) & set(plan.before)) or sorted(moving)
+    try:
+        store.mark_stuck(addresses, failure.pid, failure.text)
+    except GpuHostError as error:
+        return replace(failure, text=f"{failure.text}; this could not be noted: {error}")
+    return failure
+
+
+def _read_again(machine: Machine) -> tuple[dict[str, Gpu], str]:
+    """Return the GPUs as they are after a change, or why they could not be read."""
+    try:
+        return {gpu.address: gpu for gpu in read_gpus(machine.host)}, ""
+    except GpuHostError as error:
+        return {}, f"how the GPUs are now could not be read: {error}"
+
+
+def _renumbered(before: Mapping[str, Gpu], after: Mapping[str, Gpu]) -> list[str]:
+    """Tell of device nodes that changed: the driver gives a GPU it binds the lowest free one."""
+    return [
+        f"{at} is /dev/nvidia{gpu.device_minor} now and was /dev/nvidia{was}: containers that list "
+        "nodes by name may have another GPU than before (guest_gpus corrects them)"
+        for at, gpu in after.items()
+        for was in [before[at].device_minor if at in before else None]
+        if was is not None and gpu.device_minor is not None and was != gpu.device_minor
+    ]
 
 
 def _refused(reasons: Iterable[Reason]) -> list[Reason]:
@@ -317,15 +363,46 @@ def _let_go(
 
 def _undo(
     machine: Machine, store: Store, record: Record, done: list[Write], failure: Failure
-) -> Failure:
-    """Put everything back in reverse; return the failure, with what became of the undoing."""
+) -> tuple[Failure, bool]:
+    """Put everything back in reverse.
+
+    Returns:
+        The failure, with what became of the undoing, and whether the record has to stay.
+    """
     try:
-        outcome = restore(machine, read_situation(machine.host, store), record, done)
+        situation, barred = _freed(machine, store, record)
+        outcome = None if barred else restore(machine, situation, record, done)
     except GpuHostError as error:
-        return replace(failure, text=f"{failure.text}; undoing it failed: {error}")
-    if outcome and outcome.stuck:
+        return replace(failure, text=f"{failure.text}; undoing it failed: {error}"), True
+    if barred:
+        why = "; ".join(barred)
+        return replace(
+            failure, text=f"{failure.text}; it was not undone ({why}), the next run will try again"
+        ), True
+    if outcome:  # a write of the undoing hangs
+        text = f"{failure.text}; undoing it hangs: {outcome.text}"
         store.mark_stuck(outcome.addresses, outcome.pid, outcome.text)
-    return replace(failure, text=f"{failure.text}; {outcome.text}") if outcome else failure
+        return replace(failure, text=text), False
+    return failure, False
+
+
+def _freed(machine: Machine, store: Store, record: Record) -> tuple[Situation, list[str]]:
+    """Have those let go of a recorded change's GPUs who do so when asked, and ask the guards.
+
+    Returns:
+        The host as it is then, and what bars undoing the change.
+    """
+    situation = read_situation(machine.host, store)
+    targets = _targets_of(situation, record)
+    quiet = plan_quiet(targets, record.services)
+    if quiet.persistence or quiet.services:
+        moving = [target.gpu.address for target in targets if target.moves]
+        problems = quiesce(machine, quiet, moving, record.services)
+        situation = read_situation(machine.host, store)
+        if problems:
+            return situation, problems
+    reasons = judge(situation, _targets_of(situation, record))
+    return situation, [str(reason) for reason in reasons if reason.id in _BARS_UNDO]
 
 
 def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
@@ -347,16 +424,11 @@ def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
             **told,
             "outcome": "ended by a reboot: drivers, overrides and types began anew at that boot",
         }
-    situation = read_situation(machine.host, store)
-    reasons = [
-        str(reason)
-        for reason in judge(situation, _targets_of(situation, record))
-        if reason.id in _BARS_UNDO
-    ]
     name = f"an earlier change ({record.wish}, begun {record.started}) was cut off"
-    if reasons:
+    situation, barred = _freed(machine, store, record)
+    if barred:
         raise GpuHostError(
-            f"{name} and cannot be undone now: {'; '.join(reasons)}. To leave all as it is "
+            f"{name} and cannot be undone now: {'; '.join(barred)}. To leave all as it is "
             "instead, remove /var/lib/gpuhost/transaction.json"
         )
     done: list[Write] = []
@@ -364,8 +436,9 @@ def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
     if failure:
         store.mark_stuck(failure.addresses, failure.pid, failure.text)
         raise GpuHostError(f"{name}, and undoing it hangs: {failure.text}")
-    gpus = read_gpus(machine.host)
-    now = shape_of(gpus)
+    gpus = {gpu.address: gpu for gpu in read_gpus(machine.host)}
+    now = shape_of(gpus.values())
+    gone = sorted((set(record.before) | set(record.types)) - set(now.had))
     wrong = [
         f"{at} {now.had[at].driver or 'none'}"
         for at, had in record.before.items()
@@ -374,19 +447,22 @@ def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
     wrong += [
         f"type of {at} {now.types.get(at)}"
         for at, kind in record.types.items()
-        if now.types.get(at) != kind
+        if at in now.had and now.types.get(at) != kind
     ]
-    warnings = resume(machine, Quiet(record.persistence, record.services), gpus)
     if wrong:
         raise GpuHostError(
             f"{name}, and undoing it did not bring everything back: {', '.join(wrong)}. Look at "
             "the kernel log; to leave all as it is, remove /var/lib/gpuhost/transaction.json"
         )
     store.end()
+    warnings = resume(machine, Quiet(record.persistence, record.services), gpus.values())
+    outcome = "undone: all is as it was before"
+    if gone:
+        outcome = f"undone, except for {', '.join(gone)}, which this host does not have any more"
     return {
         **told,
         "writes": [as_result(step) for step in done],
-        "outcome": "; ".join(["undone: all is as it was before", *warnings]),
+        "outcome": "; ".join([outcome, *warnings]),
     }
 
 
@@ -432,16 +508,19 @@ def _result(
 def _shown(plan: Plan, shape: Shape, typed: Collection[str]) -> dict[str, dict[str, Any]]:
     shown = {}
     for address in sorted(plan.before):
-        shown[address] = as_result(shape.had[address])
+        shown[address] = as_result(shape.had.get(address, Had(None, None)))
         if address in typed:
             shown[address]["type"] = shape.types.get(address)
     return shown
 
 
-def _report(failure: Failure, plan: Plan, before: Shape, after: Shape) -> str:
+def _report(failure: Failure, plan: Plan, changed: Sequence[str], after: Shape) -> str:
     """Say what failed and what holds now. The driver link goes before the driver lets go."""
-    if after == before and not failure.stuck:
+    if not changed and not failure.stuck:
         return f"{failure.text}; all is as it was before"
-    drivers = ", ".join(f"{at} {after.had[at].driver or 'none'}" for at in plan.before)
+    drivers = ", ".join(
+        f"{at} {after.had[at].driver or 'none'}" if at in after.had else f"{at} gone"
+        for at in plan.before
+    )
     undone = "" if failure.stuck else "not all could be put back; "
     return f"{failure.text}; {undone}drivers shown now: {drivers}"

@@ -269,6 +269,20 @@ def _foreign_member(situation: Situation, target: Target) -> Iterator[tuple[str,
         )
 
 
+def _foreign_type(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
+    """A group has one type: that of others changes too (Documentation/ABI, iommu_groups)."""
+    group = target.gpu.iommu_group
+    for member in group.members if group and target.type else ():
+        if member.address in target.together or member.class_.startswith(("0x0600", "0x0604")):
+            continue
+        duties = "".join(f"; {duty}" for duty in situation.duties.get(member.address, ()))
+        yield (
+            f"the type would change for {member.address} as well (class {member.class_}, driver "
+            f"{member.driver or 'none'}{duties}), which is in the same IOMMU group",
+            "a GPU, so name it too" if member.is_gpu else "leave the type as it is",
+        )
+
+
 def _display(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
     if target.moves and target.driver != "nvidia":
         for sign in target.gpu.display:
@@ -347,6 +361,7 @@ GUARDS = (
     Guard("guest-unknown", False, _guest_unknown),
     Guard("guest-config", True, _guest_config),
     Guard("foreign-member", False, _foreign_member),
+    Guard("foreign-type", True, _foreign_type),
     Guard("display", True, _display),
     Guard("kernel-client", True, _kernel_client),
     Guard("sibling-taken", False, _sibling_taken),

@@ -90,11 +90,11 @@ def plan_change(
         GpuHostError: the wishes contradict each other, or a type cannot be told.
     """
     wish_of = _by_gpu(wishes)
+    gone = sorted(set(wish_of) - set(situation.gpus))
+    if gone:
+        raise GpuHostError(f"{', '.join(gone)} vanished from the PCI bus: look at the kernel log")
     types, by_name = _types(situation, wish_of)
     cards = {address: situation.gpus[address] for address in wish_of}
-    for gpu in situation.gpus.values():  # a type concerns all GPUs of its group
-        if gpu.iommu_group and gpu.iommu_group.number in types:
-            cards.setdefault(gpu.address, gpu)
     before = {at: had for gpu in cards.values() for at, had in present(gpu).items()}
     after = dict(before)
     for address, wish in wish_of.items():
@@ -111,7 +111,7 @@ def plan_change(
             moves=any(at in moving for at in present(gpu)),
             type=types.get(gpu.iommu_group.number) if gpu.iommu_group else None,
             by_name=gpu.iommu_group is not None and gpu.iommu_group.number in by_name,
-            expect_id=wish_of[address].expect_id if address in wish_of else None,
+            expect_id=wish_of[address].expect_id,
             going=moving,
             together=before,
             services=services,

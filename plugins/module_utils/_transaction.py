@@ -95,7 +95,12 @@ class Store:
         Raises:
             GpuHostError: another process has it and did not let go in time; it is named.
         """
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise GpuHostError(
+                f"{LOCK} cannot be opened ({error.strerror}): run this as root (become: true)"
+            ) from error
         end = time.monotonic() + timeout
         try:
             while not _taken(descriptor):
@@ -127,19 +132,10 @@ class Store:
         found = self._load(self._record)
         if found is None:
             return None
-        try:
-            return Record(
-                boot=found["boot"],
-                started=found["started"],
-                wish=found["wish"],
-                before={address: Had(**had) for address, had in found["before"].items()},
-                types=found["types"],
-                awake=tuple(found["awake"]),
-                services=tuple(found["services"]),
-                persistence=tuple(found["persistence"]),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise GpuHostError(self._foreign(self._record)) from error
+        record = _as_record(found)
+        if record is None:
+            raise GpuHostError(self._foreign(self._record))
+        return record
 
     def begin(self, record: Record) -> None:
         """Put a record on disk before anything is changed.
@@ -163,15 +159,18 @@ class Store:
         found = self._load(self._stuck)
         if found is None or found.get("boot") != self.boot():
             return {}
+        marks = found.get("addresses")
+        if not isinstance(marks, dict) or not all(map(_is_mark, marks.values())):
+            raise GpuHostError(self._foreign(self._stuck))
         return {
             address: mark["text"]
-            for address, mark in found.get("addresses", {}).items()
+            for address, mark in marks.items()
             if mark["pid"] is None or self._host.exists(f"/proc/{mark['pid']}")
         }
 
     def mark_stuck(self, addresses: Iterable[str], pid: int | None, text: str) -> None:
         """Remember until the next boot that a write to these functions did not return."""
-        marks = (self._load(self._stuck) or {}) if self._stuck.exists() else {}
+        marks = self._load(self._stuck) or {}
         known = marks.get("addresses", {}) if marks.get("boot") == self.boot() else {}
         known.update({address: {"pid": pid, "text": text} for address in addresses})
         self._save(self._stuck, {"version": _VERSION, "boot": self.boot(), "addresses": known})
@@ -199,7 +198,8 @@ class Store:
         """Write a file so that after a power loss it is there as a whole, or is not there."""
         new = path.with_suffix(".new")
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.chmod(0o700)  # it tells who uses what
             with new.open("w", encoding="utf-8") as file:
                 json.dump(content, file, indent=1)
                 file.write("\n")
@@ -210,9 +210,51 @@ class Store:
             _sync(self._folder.parent)
         except OSError as error:
             raise GpuHostError(
-                f"{path} cannot be written ({error.strerror}), and without it a change could not "
-                "be undone after a power loss: nothing was changed"
+                f"{path} cannot be written ({error.strerror}): without it nobody could undo a "
+                "change that is cut off, so none is begun"
             ) from error
+
+
+def _as_record(found: Mapping[str, Any]) -> Record | None:
+    """Return a record that was read, `None` when it is not of the right form."""
+    texts = [found.get(key) for key in ("boot", "started", "wish")]
+    lists = [found.get(key) for key in ("awake", "services", "persistence")]
+    before, types = found.get("before"), found.get("types")
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(one, list) and all(isinstance(n, str) for n in one) for one in lists)
+        and isinstance(types, dict)
+        and all(isinstance(kind, str) for kind in types.values())
+        and isinstance(before, dict)
+        and all(map(_is_had, before.values()))
+    ):
+        return None
+    return Record(
+        boot=found["boot"],
+        started=found["started"],
+        wish=found["wish"],
+        before={address: Had(one["driver"], one["override"]) for address, one in before.items()},
+        types=types,
+        awake=tuple(found["awake"]),
+        services=tuple(found["services"]),
+        persistence=tuple(found["persistence"]),
+    )
+
+
+def _is_had(one: object) -> bool:
+    return (
+        isinstance(one, dict)
+        and {"driver", "override"} <= one.keys()
+        and all(one[key] is None or isinstance(one[key], str) for key in ("driver", "override"))
+    )
+
+
+def _is_mark(mark: object) -> bool:
+    return (
+        isinstance(mark, dict)
+        and isinstance(mark.get("text"), str)
+        and (mark.get("pid", "") is None or isinstance(mark.get("pid"), int))
+    )
 
 
 def _taken(descriptor: int) -> bool:

@@ -112,11 +112,12 @@ options:
       - V(fsp-identity) and V(sme-identity) allow V(identity) where it is known to fail;
         V(guest-config) moves a GPU that a stopped guest is still configured to have;
         V(display), V(kernel-client) and V(mig) move one that drives a display, that nvidia_drm
-        uses itself, or that is divided.
+        uses itself, or that is divided; V(foreign-type) changes the type of a group that holds
+        other devices, too.
       - The other guards cannot be lifted.
     type: list
     elements: str
-    choices: [mig, guest-config, display, kernel-client, sme-identity, fsp-identity]
+    choices: [mig, guest-config, foreign-type, display, kernel-client, sme-identity, fsp-identity]
     default: []
   services:
     version_added: 0.2.0

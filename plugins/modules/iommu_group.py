@@ -44,9 +44,11 @@ options:
       - V(fsp-identity) allows V(identity) for a GPU with an FSP, which may then fail to boot
         until power is cut.
       - V(sme-identity) allows V(identity) with C(mem_encrypt=on).
+      - V(foreign-type) changes the type of a group that also holds devices which are not functions
+        of this card.
     type: list
     elements: str
-    choices: [fsp-identity, sme-identity]
+    choices: [foreign-type, sme-identity, fsp-identity]
     default: []
   timeout:
     description:
@@ -137,7 +139,7 @@ def main() -> None:
             "accept": {
                 "type": "list",
                 "elements": "str",
-                "choices": ["fsp-identity", "sme-identity"],
+                "choices": ["foreign-type", "sme-identity", "fsp-identity"],
                 "default": [],
             },
             "timeout": {"type": "float", "default": 30},

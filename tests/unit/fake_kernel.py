@@ -111,12 +111,16 @@ class FakeKernel:
         return name if name and (self.root / "sys/bus/pci/drivers" / name).is_dir() else None
 
     def _probe(self, address: str) -> int:
+        if not self.device(address).exists():
+            return errno.EINVAL
         name = self._match(address)
         if not self.driver(address) and name:
             self._bind(name, address)
         return 0  # also when nothing was bound
 
     def _bind(self, name: str, address: str) -> int:
+        if not self.device(address).exists():
+            return errno.ENODEV
         if self._match(address) != name:
             return errno.ENODEV
         if self.driver(address):

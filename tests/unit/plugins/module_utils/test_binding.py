@@ -571,7 +571,7 @@ def test_a_disk_in_the_group_is_named_with_what_it_does(
     assert "driver nvme; disk nvme0n1 is mounted at /)" in text
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e10])
 def test_a_time_limit_must_be_one(kernel: FakeKernel, seconds: float) -> None:
     reader = Reader(str(kernel.root))
     machine = Machine(reader, kernel, seconds)
@@ -817,3 +817,161 @@ def test_a_hung_unbind_is_marked_and_later_runs_stop_at_once(kernel: FakeKernel)
     kernel.boot("another")
     kernel.answers.clear()
     assert bind(kernel, "44:00.0", "vfio-pci")["changed"]
+
+
+# ---- what an attack found ------------------------------------------------------------------------
+
+
+def record_of(kernel: FakeKernel, count: int, wish: Wish) -> Store:
+    """Leave the record of a run that was killed before its write number `count`."""
+    reader = Reader(str(kernel.root))
+    store = Store(reader)
+    cut = Machine(reader, cut_after(kernel, count), 30, drain=1, run=kernel.run, log=kernel.log)
+    with pytest.raises(Cut):
+        change(cut, [wish], store=store, accept=["guest-config"])
+    return store
+
+
+def test_undoing_has_the_persistence_daemon_let_go_first(kernel: FakeKernel) -> None:
+    store = record_of(kernel, 5, Wish(("0000:44:00.0",), "nvidia", "DMA"))
+    kernel(PROBE, "0000:44:00.0", 1)
+    unit, program = "nvidia-persistenced.service", "/usr/bin/nvidia-persistenced"
+    at = service(kernel, 950, "/dev/nvidia3", unit, program)
+
+    def answer(command: str) -> str:
+        if command.endswith("-pm 0"):
+            assert kernel.driver("0000:44:00.0") == "nvidia"
+            shutil.rmtree(at)
+        return ""
+
+    kernel.answer = answer
+    run(kernel, [Wish(("0000:41:00.0",), "nvidia")])
+    assert kernel.commands[0] == "nvidia-smi -i 0000:44:00.0 -pm 0"
+    assert store.record() is None
+
+
+def test_nobody_is_brought_back_before_the_record_is_gone(kernel: FakeKernel) -> None:
+    unit = "nvidia-dcgm.service"
+    at = service(kernel, 901, "/dev/nvidia3", unit, "nv-hostengine")
+    store = Store(Reader(str(kernel.root)))
+    seen = {}
+
+    def answer(command: str) -> str:
+        shutil.rmtree(at, ignore_errors=True)
+        seen[command] = store.record() is None
+        return ""
+
+    kernel.answer = answer
+    bind(kernel, "44:00.0", "vfio-pci", services=[unit])
+    assert seen == {f"systemctl stop {unit}": False, f"systemctl start {unit}": True}
+
+
+def test_a_gpu_somebody_took_meanwhile_is_not_undone(kernel: FakeKernel) -> None:
+    real = kernel._bind
+
+    def taken(name: str, address: str) -> int:
+        code = real(name, address)
+        use(kernel, 999, "/dev/nvidia4")
+        kernel.logged = (
+            "4,900,812000000,-;NVRM: GPU 0000:81:00.0: RmInitAdapter failed! (0x62:0xffff:2168)\n"
+        )
+        return code
+
+    kernel._bind = taken  # type: ignore[method-assign]
+    result = bind(kernel, "81:00.0", "nvidia")
+    assert "it was not undone (0000:81:00.0: in use by process 999" in result["msg"]
+    assert result["rolled_back"] is False
+    assert ("/sys/bus/pci/drivers/nvidia/unbind", "0000:81:00.0") not in kernel.writes
+    assert Store(Reader(str(kernel.root))).record() is not None
+
+
+def remove(kernel: FakeKernel, address: str) -> None:
+    shutil.rmtree(kernel.device(address).resolve())
+    kernel.device(address).unlink()
+    (kernel.root / f"sys/kernel/iommu_groups/45/devices/{address}").unlink()
+
+
+def test_a_gpu_that_vanishes_is_told(kernel: FakeKernel) -> None:
+    real = kernel._unbind
+
+    def vanish(name: str, address: str) -> int:
+        code = real(name, address)
+        remove(kernel, address)
+        return code
+
+    kernel._unbind = vanish  # type: ignore[method-assign]
+    result = bind(kernel, "44:00.0", "vfio-pci")
+    assert "0000:44:00.0 gone" in result["msg"]
+    assert result["rolled_back"] is False
+
+
+def test_undoing_tells_of_a_gpu_that_is_gone(kernel: FakeKernel) -> None:
+    record_of(kernel, 3, Wish(("0000:44:00.0",), "vfio-pci", "DMA"))
+    remove(kernel, "0000:44:00.0")
+    result = run(kernel, [Wish(("0000:41:00.0",), "nvidia")])
+    assert (
+        "except for 0000:44:00.0, which this host does not have" in (result["recovered"]["outcome"])
+    )
+
+
+def test_services_come_back_when_the_host_cannot_be_read_any_more(kernel: FakeKernel) -> None:
+    unit = "nvidia-dcgm.service"
+    at = service(kernel, 901, "/dev/nvidia3", unit, "nv-hostengine")
+
+    class Failing(Reader):
+        broken = False
+
+        def names(self, path: str) -> list[str]:
+            if self.broken and path == "/sys/bus/pci/devices":
+                raise UnreadableError(f"{path} could not be listed: Input/output error")
+            return super().names(path)
+
+    reader = Failing(str(kernel.root))
+
+    def answer(command: str) -> str:
+        shutil.rmtree(at, ignore_errors=True)
+        reader.broken = True
+        return ""
+
+    kernel.answer = answer
+    result = bind(kernel, "44:00.0", "vfio-pci", services=[unit], host=reader)
+    assert kernel.commands == [f"systemctl stop {unit}", f"systemctl start {unit}"]
+    assert "could not be listed" in result["msg"]
+    assert result["rolled_back"] is False
+
+
+def test_a_module_that_hangs_while_it_is_loaded_bars_those_that_wait_for_it(
+    kernel: FakeKernel,
+) -> None:
+    shutil.rmtree(kernel.root / "sys/bus/pci/drivers/vfio-pci")
+    kernel.answers["/modprobe", "vfio-pci"] = "stuck"
+    assert "has not returned" in bind(kernel, "44:00.0", "vfio-pci")["msg"]
+    kernel.writes.clear()
+    assert "stuck" in [g["id"] for g in bind(kernel, "44:00.0", "vfio-pci")["guards"]]
+    assert kernel.writes == []
+
+
+def test_the_type_of_others_is_not_changed_along(kernel: FakeKernel) -> None:
+    members = kernel.root / "sys/kernel/iommu_groups/45/devices"
+    (members / "0000:83:00.0").symlink_to("../../../../bus/pci/devices/0000:83:00.0")
+    text = refusal(kernel, "44:00.0", "nvidia", type_="DMA")
+    assert "the type would change for 0000:83:00.0 as well (class 0x030200" in text
+    assert "accept foreign-type" in text
+
+
+def test_a_gpu_with_another_node_than_before_is_warned_of(kernel: FakeKernel) -> None:
+    bind(kernel, "41:00.0", "vfio-pci")
+    result = bind(kernel, "44:00.0", "nvidia", type_="DMA")
+    assert "0000:44:00.0 is /dev/nvidia0 now and was /dev/nvidia3" in result["warnings"][-1]
+
+
+@pytest.mark.parametrize("expected", ["", "2bb5", "10de:2bb5 ", "x"])
+def test_an_expected_card_must_be_an_id(kernel: FakeKernel, expected: str) -> None:
+    with pytest.raises(GpuHostError, match="write vendor:device"):
+        bind(kernel, "44:00.0", "vfio-pci", expect_id=expected)
+
+
+def test_an_empty_type_is_no_type(kernel: FakeKernel) -> None:
+    with pytest.raises(GpuHostError, match="there is no type"):
+        bind(kernel, "44:00.0", "nvidia", type_="")
+    assert kernel.writes == []

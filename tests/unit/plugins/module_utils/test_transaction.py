@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,22 @@ def test_a_record_half_written_is_no_record(root: Path, store: Store) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"version": 2}', '{"version": 1}', '{"version": 1, "before": 3}'],
+    [
+        *("", "{", "[]", "null", '{"version": 2}', '{"version": 1}', '{"version": 1, "before": 3}'),
+        *(
+            json.dumps({"version": 1, **asdict(RECORD), **wrong})
+            for wrong in (
+                {"types": []},
+                {"types": {"0000:41:00.0": 1}},
+                {"awake": [1]},
+                {"services": "abc"},
+                {"boot": None},
+                {"before": {"0000:41:00.0": {"driver": 5, "override": None}}},
+                {"before": {"0000:41:00.0": {"driver": None}}},
+                {"before": {"0000:41:00.0": "nvidia"}},
+            )
+        ),
+    ],
 )
 def test_a_record_nobody_understands_stops_everything(
     root: Path, store: Store, content: str
@@ -78,7 +95,7 @@ def test_a_record_nobody_understands_stops_everything(
 
 def test_a_record_that_cannot_be_written_is_an_error(root: Path, store: Store) -> None:
     (root / "var").write_text("no folder")
-    with pytest.raises(GpuHostError, match="nothing was changed"):
+    with pytest.raises(GpuHostError, match="so none is begun"):
         store.begin(RECORD)
 
 
@@ -115,3 +132,26 @@ def test_a_mark_holds_while_the_write_hangs_and_until_the_next_boot(
     assert store.stuck() == {"0000:43:00.0": "later"}
     marks = json.loads((root / "var/lib/gpuhost/stuck.json").read_text())
     assert list(marks["addresses"]) == ["0000:43:00.0"]
+
+
+@pytest.mark.parametrize("marks", [[], {"a": "x"}, {"a": {"pid": 1}}, {"a": {"text": "t"}}, None])
+def test_marks_nobody_understands_stop_everything(root: Path, store: Store, marks: object) -> None:
+    store.mark_stuck(["0000:41:00.0"], 77, "hangs")
+    content = {"version": 1, "boot": "one", "addresses": marks}
+    (root / "var/lib/gpuhost/stuck.json").write_text(json.dumps(content))
+    with pytest.raises(GpuHostError, match=r"stuck.json cannot be read"):
+        store.stuck()
+
+
+def test_the_folder_is_for_root_alone(root: Path, store: Store) -> None:
+    folder = root / "var/lib/gpuhost"
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    store.begin(RECORD)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_lock_that_cannot_be_opened_is_told(root: Path) -> None:
+    (root / "run").rmdir()
+    with pytest.raises(GpuHostError, match="run this as root"), Store(Reader(str(root))).lock(0):
+        pass
