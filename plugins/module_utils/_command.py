@@ -22,6 +22,8 @@ from pathlib import Path
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 
+_REAP_SECONDS = 5.0
+
 
 def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
     """Run a command and yield its standard output in blocks.
@@ -47,13 +49,30 @@ def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
             os.close(reading)
             if not ended:
                 os.kill(child, signal.SIGKILL)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            code = _exit_status(child, _REAP_SECONDS if not ended else timeout)
+        if code is None:
+            raise GpuHostError(
+                f"{command[0]} (process {child}) does not end, not even when killed: it hangs in "
+                "the kernel"
+            )
         if not ended:
             raise GpuHostError(f"{command[0]} was stopped after {timeout:g} s, before its end")
         if code:
             complaints.seek(0)
             said = complaints.read(500).decode("utf-8", "replace").strip()
             raise GpuHostError(f"{' '.join(command)} failed ({code}): {said}")
+
+
+def _exit_status(child: int, seconds: float) -> int | None:
+    """Wait for a child's end so many seconds; `None` when it hangs in the kernel."""
+    end = time.monotonic() + seconds
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.01)
 
 
 def _become(command: Sequence[str], streams: Sequence[int]) -> None:
