@@ -38,20 +38,26 @@ def number(host: Host) -> dict[str, int]:
 
 
 @pytest.fixture
-def await_reboot(root: Path) -> Callable[[str], None]:
-    """Wait until the host has started anew: its supervisor does what a board does at a reset."""
+def cut(host: Host, root: Path) -> Callable[[str, int], None]:
+    """Change the GPU and end at a step; after a loss of power, wait until the host is up again.
 
-    def wait(boot: str) -> None:
-        end = time.monotonic() + 420
-        command = [root / "lab/lab", "ssh", BOOT]
-        while time.monotonic() < end:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
-            if done.returncode == 0 and done.stdout.strip() not in ("", boot.strip()):
-                break
+    The host's supervisor does what a board does at a reset.
+    """
+
+    def ssh(command: str) -> str:
+        words = [root / "lab/lab", "ssh", command]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+        return done.stdout.strip()
+
+    def end(how: str, step: int) -> None:
+        boot = host.check_output(BOOT).strip()
+        ssh(f"python3 /root/cut/cut.py {how} {step}; true")
+        limit = time.monotonic() + 420
+        while how == "power" and ssh(BOOT) in ("", boot) and time.monotonic() < limit:
             time.sleep(3)
         subprocess.run([root / "lab/lab", "up"], check=True, capture_output=True)
 
-    return wait
+    return end
 
 
 def state(host: Host, address: str = GPU) -> tuple[str, str, str]:
@@ -68,12 +74,16 @@ def all_states(host: Host) -> dict[str, tuple[str, str, str]]:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_next_run_undoes_what_a_kill_left(
-    host: Host, run_module: RunModule, number: dict[str, int], step: str
+    host: Host,
+    run_module: RunModule,
+    cut: Callable[[str, int], None],
+    number: dict[str, int],
+    step: str,
 ) -> None:
     run_module("gpu", **LOOK)  # its own override stays from now on
     before = all_states(host)
     assert before[GPU][0] == "nvidia"
-    assert host.run(f"python3 /root/cut/cut.py kill {number[step]}").rc == 137
+    cut("kill", number[step])
     assert "0000:44:00.0" in host.check_output("cat /var/lib/gpuhost/transaction.json")
     if step != "override":
         assert all_states(host) != before
@@ -89,15 +99,13 @@ def test_the_next_run_undoes_what_a_kill_left(
 @pytest.mark.parametrize("step", POWERLESS)
 def test_the_next_run_tells_what_a_loss_of_power_ended(
     host: Host,
-    await_reboot: Callable[[str], None],
+    cut: Callable[[str, int], None],
     run_module: RunModule,
     number: dict[str, int],
     step: str,
 ) -> None:
     run_module("gpu", addresses=[GPU], driver="nvidia", iommu_type="DMA-FQ")
-    boot = host.check_output(BOOT)
-    host.run(f"timeout 100 python3 /root/cut/cut.py power {number[step]}")
-    await_reboot(boot)
+    cut("power", number[step])
     # what the kernel had of the change is gone with that boot; its record is not
     assert "0000:44:00.0" in host.check_output("cat /var/lib/gpuhost/transaction.json")
     assert state(host) == ("nvidia", "(null)", "DMA")
