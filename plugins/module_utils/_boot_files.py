@@ -337,16 +337,31 @@ def _load(host: Reader) -> Memory:
             raise ValueError(found["version"])
         files = {
             path: Entry(
-                entry["before"], entry["after"], tuple(entry["added"]), tuple(entry["removed"])
+                _text(entry["before"]),
+                _text(entry["after"]),
+                _words(entry["added"]),
+                _words(entry["removed"]),
             )
             for path, entry in found["files"].items()
         }
-        return Memory(files, found["refreshed"])
+        return Memory(files, _text(found["refreshed"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise GpuHostError(
             f"{RECORD} cannot be read or is of another version, so nobody can tell which "
             "parameters are this collection's: look at it, move it away, then run this again"
         ) from error
+
+
+def _text(found: object) -> str | None:
+    if found is not None and not isinstance(found, str):
+        raise TypeError(found)
+    return found
+
+
+def _words(found: object) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        raise TypeError(found)
+    return tuple(found)
 
 
 def _save(host: Reader, memory: Memory) -> None:
@@ -369,7 +384,7 @@ def _write(host: Reader, path: str, text: str | None) -> None:
     if text is None:
         at.unlink(missing_ok=True)
     else:
-        at.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        at.parent.mkdir(mode=0o700 if path == RECORD else 0o755, parents=True, exist_ok=True)
         new = at.with_name(f".{at.name}.gpuhost-new")
         with new.open("wb") as file:
             file.write(text.encode("utf-8", "surrogateescape"))

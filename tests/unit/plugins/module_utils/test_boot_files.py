@@ -303,6 +303,31 @@ def test_a_record_of_another_version_stops_all(host: Host, text: str) -> None:
         host.change("b=1")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"before": 5},
+        {"after": ["x"]},
+        {"added": [1]},
+        {"added": "a=1"},
+        {"removed": None},
+    ],
+)
+def test_a_record_with_values_of_another_kind_stops_all(host: Host, wrong: object) -> None:
+    host.change("a=1")
+    record = json.loads(host.read(_boot_files.RECORD) or "")
+    for entry in record["files"].values():
+        entry.update(wrong)
+    folder = (host.root / _boot_files.RECORD[1:]).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for content in (record, {**record, "files": {}, "refreshed": 5}):
+        host.write(_boot_files.RECORD, json.dumps(content))
+        before = host.files()
+        with pytest.raises(GpuHostError, match=r"kernel_cmdline\.json cannot be .* move it away"):
+            host.change("b=1")
+        assert host.files() == before
+
+
 def test_a_tool_that_is_not_there_is_named() -> None:
     with pytest.raises(GpuHostError, match=r"^/nowhere/update-grub failed: .*not found"):
         _boot_files.run_tool("/nowhere/update-grub", 10)
