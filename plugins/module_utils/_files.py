@@ -17,6 +17,8 @@ from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 
+_RECORDS = ("var", "lib", "gpuhost")
+
 
 @dataclass(frozen=True)
 class File:
@@ -57,7 +59,7 @@ def read_file(root: Path, path: str) -> File | None:
         raise GpuHostError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def plan_files(root: Path, wanted: Sequence[File], sweep: Iterable[str]) -> list[Step]:
+def plan_files(root: Path, wanted: Sequence[File], sweep: Sequence[str]) -> list[Step]:
     """Return what is to be changed: files to write, then those to remove, folders last.
 
     Args:
@@ -67,8 +69,10 @@ def plan_files(root: Path, wanted: Sequence[File], sweep: Iterable[str]) -> list
             folder is removed when nothing else is in it.
 
     Raises:
-        GpuHostError: a folder or something unreadable is where a file shall be.
+        GpuHostError: a folder or something unreadable is where a file shall be, or a path or a
+            pattern is none to be followed.
     """
+    _refuse(root, wanted, sweep)
     steps = []
     for file in wanted:
         before = read_file(root, file.path)
@@ -93,12 +97,53 @@ def plan_files(root: Path, wanted: Sequence[File], sweep: Iterable[str]) -> list
     return steps
 
 
+def _refuse(root: Path, wanted: Sequence[File], sweep: Sequence[str]) -> None:
+    seen = set()
+    for file in wanted:
+        _check_path("file", file.path)
+        if file.path in seen:
+            raise GpuHostError(f"file {file.path} is there twice: leave one of them")
+        seen.add(file.path)
+        if file.link == "":
+            raise GpuHostError(f"file {file.path} is a link to nothing: say where it points")
+    for pattern in sweep:
+        _check_path("sweep", pattern)
+        base = _base(pattern)
+        if base == "/":
+            raise GpuHostError(f"sweep {pattern!r} takes in the whole host: name a folder in it")
+        if base and (root / base[1:]).is_symlink():
+            raise GpuHostError(
+                f"sweep {pattern!r}: {base} is a symbolic link, and what is behind it may be "
+                "somebody else's: put a folder in its place"
+            )
+
+
+def _check_path(what: str, path: str) -> None:
+    absolute = path.startswith("/") and not path.startswith("//") and path != "/"
+    if not absolute or "\0" in path or path != os.path.normpath(path):
+        raise GpuHostError(
+            f"{what} {path!r} cannot be used: give an absolute path without '.', '..', '//' and "
+            "'/' at its end"
+        )
+
+
+def _base(pattern: str) -> str | None:
+    """Return the folder in which a pattern looks around, `None` when it stands for one path."""
+    parts = pattern.split("/")
+    wild = [index for index, part in enumerate(parts) if any(sign in part for sign in "*?[")]
+    return "/".join(parts[: wild[0]]) or "/" if wild else None
+
+
 def _matches(root: Path, patterns: Iterable[str]) -> set[str]:
-    return {
-        f"/{found.relative_to(root)}"
-        for pattern in patterns
-        for found in root.glob(pattern.lstrip("/"))
-    }
+    """Return the paths that match; none that a symbolic link leads to."""
+    matches = set()
+    for pattern in patterns:
+        base = root / (_base(pattern) or pattern)[1:]
+        for found in root.glob(pattern[1:]):
+            below = list(found.parents)[: len(found.parts) - len(base.parts)]
+            if not any(parent.is_symlink() for parent in below):
+                matches.add(f"/{found.relative_to(root)}")
+    return matches
 
 
 def apply_files(root: Path, steps: Sequence[Step]) -> None:
@@ -121,18 +166,28 @@ def apply_files(root: Path, steps: Sequence[Step]) -> None:
 
 
 def _write(at: Path, file: File) -> None:
-    at.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    _make_folder(at.parent)
     new = at.with_name(f".{at.name}.new")
     new.unlink(missing_ok=True)
     if file.link is not None:
         new.symlink_to(file.link)
     else:
-        with new.open("w", encoding="utf-8") as stream:
+        with new.open("x", encoding="utf-8") as stream:
             stream.write(file.content or "")
             stream.flush()
             os.fchmod(stream.fileno(), file.mode)
             os.fsync(stream.fileno())
     new.rename(at)
+
+
+def _make_folder(at: Path) -> None:
+    """Make a folder and those above it, with their mode whatever the umask is."""
+    if at.is_dir():
+        return
+    _make_folder(at.parent)
+    at.mkdir()
+    # it tells who uses what
+    at.chmod(0o700 if at.parts[-3:] == _RECORDS else 0o755)
 
 
 def as_diff(steps: Sequence[Step]) -> list[Mapping[str, Any]]:

@@ -14,7 +14,8 @@ author:
 description:
   - Writes several small text files and links in one run, and removes those that are no longer
     wanted. What takes C(copy), C(file) and C(find) a connection for each file takes one.
-  - Each file is replaced as a whole. Missing folders are made, with mode 0755.
+  - Each file is replaced as a whole. Missing folders are made, with mode 0755, and 0700 for
+    C(/var/lib/gpuhost).
 extends_documentation_fragment:
   - gpuhost.inference.attributes
   - gpuhost.inference.attributes.state_module
@@ -45,7 +46,8 @@ options:
     description:
       - Patterns of absolute paths. What matches and is not among O(files) is removed, a folder
         only when nothing else is in it. V(*) stands for any part of a name, V(**/*) for everything
-        below a folder.
+        below a folder. Symbolic links are not followed, and a pattern that looks around in one is
+        refused.
     type: list
     elements: str
     default: []
@@ -107,7 +109,7 @@ def main() -> None:
     )
     wanted = [
         File(one["path"], link=one["link"])
-        if one["link"]
+        if one["link"] is not None
         else File(one["path"], one["content"], int(one["mode"], 8))
         for one in module.params["files"]
     ]

@@ -415,6 +415,78 @@ def test_folder_in_the_way_is_an_error(tmp_path: Path) -> None:
         plan_files(tmp_path, [File("/etc/one.conf", "x", 0o644)], [])
 
 
+@pytest.mark.parametrize(
+    ("wanted", "sweep", "words"),
+    [
+        ([File("/etc/a", link="")], [], "file /etc/a is a link to nothing"),
+        ([File("/etc/a", "x", 0o644), File("/etc/a", "y", 0o644)], [], "/etc/a is there twice"),
+        ([File("/etc//a", "x", 0o644)], [], "file '/etc//a' cannot be used"),
+        ([File("etc/a", "x", 0o644)], [], "file 'etc/a' cannot be used"),
+        ([File("/etc/a\0", "x", 0o644)], [], "file '/etc/a.x00' cannot be used"),
+        ([], ["/"], "sweep '/' cannot be used"),
+        ([], [""], "sweep '' cannot be used"),
+        ([], ["/etc/a\0"], "sweep '/etc/a.x00' cannot be used"),
+        ([], ["**/*"], r"sweep '\*\*/\*' cannot be used"),
+        ([], ["/etc/../*"], "sweep .* cannot be used"),
+        ([], ["/*"], "takes in the whole host"),
+        ([], ["/**/*"], "takes in the whole host"),
+        ([], ["/link/**/*"], "/link is a symbolic link"),
+        ([], ["/link/x*"], "/link is a symbolic link"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, wanted: list[File], sweep: list[str], words: str
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/x1").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    with pytest.raises(GpuHostError, match=words):
+        plan_files(tmp_path, wanted, sweep)
+
+
+def test_sweep_does_not_go_through_links(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/ours.conf").write_text("")
+    (tmp_path / "units").mkdir()
+    (tmp_path / "units/x@1.d").symlink_to(tmp_path / "theirs")
+    steps = plan_files(tmp_path, [], ["/units/x@*.d/ours.conf", "/units/**/*"])
+    assert [step.path for step in steps] == ["/units/x@1.d"]  # the link itself
+    apply_files(tmp_path, steps)
+    assert sorted(_files(tmp_path)) == ["theirs", "theirs/ours.conf", "units"]
+
+
+def test_file_is_not_written_through_what_somebody_puts_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs").write_text("theirs\n")
+    (tmp_path / ".one.new").symlink_to(tmp_path / "theirs")
+    monkeypatch.setattr(Path, "unlink", lambda *_words, **_more: None)  # it is back at once
+    with pytest.raises(GpuHostError, match=r"/one cannot be changed: File exists"):
+        apply_files(tmp_path, plan_files(tmp_path, [File("/one", "x", 0o644)], []))
+    assert (tmp_path / "theirs").read_text() == "theirs\n"
+
+
+def test_folder_of_records_is_for_root_alone(tmp_path: Path) -> None:
+    wanted = [File(f"/var/lib/{name}", "x", 0o644) for name in ("gpuhost/a.json", "other/a")]
+    before = os.umask(0o077)
+    try:
+        apply_files(tmp_path, plan_files(tmp_path, wanted, []))
+    finally:
+        os.umask(before)
+    modes = {path: (tmp_path / path).stat().st_mode & 0o777 for path in ("var", "var/lib")}
+    assert modes == {"var": 0o755, "var/lib": 0o755}
+    assert (tmp_path / "var/lib/gpuhost").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "var/lib/other").stat().st_mode & 0o777 == 0o755
+
+
+def test_module_refuses_an_empty_link(
+    run_module: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    result = run_module(host_files, files=[{"path": f"{tmp_path}/link", "link": ""}])
+    assert "is a link to nothing" in result["msg"]
+    assert _files(tmp_path) == {}
+
+
 def test_module_writes_and_sweeps(
     run_module: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
