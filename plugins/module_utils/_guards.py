@@ -162,10 +162,18 @@ def _sriov_vfs(_situation: Situation, target: Target) -> Iterator[tuple[str, str
 
 
 def _mig(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
-    if target.moves and target.gpu.mig and target.driver != "nvidia":
+    gpu = target.gpu
+    if not target.moves or target.driver == "nvidia":
+        return
+    if gpu.mig:
         yield (
             "it is divided into MIG instances (/proc/driver/nvidia/capabilities)",
             "delete the instances with nvidia-smi mig first",
+        )
+    elif gpu.mig is None and gpu.driver == "nvidia":
+        yield (
+            "whether it is divided into MIG instances could not be read",
+            "look with nvidia-smi mig -lgi",
         )
 
 
@@ -206,7 +214,7 @@ def _in_use_unknown(situation: Situation, target: Target) -> Iterator[tuple[str,
     idle = target.type is not None and _needs_idle(target)
     if target.moves or idle:
         for unknown in target.gpu.users_unknown:
-            yield f"may be in use: {unknown}", "run this as root, on the host itself"
+            yield f"may be in use: {unknown}", "see to that, as root on the host itself"
 
 
 def _needs_idle(target: Target) -> bool:
