@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
-from ansible.plugins.filter.core import comment, to_bool
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.gpuhost.inference.plugins.module_utils import _persistence as persistence
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._files import (
@@ -86,7 +86,8 @@ def render(
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(bool=to_bool, comment=comment, to_json=json.dumps)
+    # not those of Ansible's plugins: once imported, they take the warnings of modules for theirs
+    environment.filters.update(bool=boolean, comment="#\n# {}\n#".format, to_json=json.dumps)
     context = {
         "ansible_managed": "Ansible managed",
         "gpu_passthrough_accept": ["fsp-identity"],
