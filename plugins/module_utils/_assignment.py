@@ -396,9 +396,13 @@ def read_memory(host: Reader) -> frozenset[int]:
     except ValueError as error:
         raise _not_ours(str(error)) from error
     stopped = content.get("stopped") if isinstance(content, dict) else None
-    if not isinstance(stopped, list) or any(type(vmid) is not int for vmid in stopped):
+    if not isinstance(stopped, list) or not all(map(_is_number, stopped)):
         raise _not_ours("it has no list of guest numbers by the name stopped")
     return frozenset(stopped)
+
+
+def _is_number(vmid: object) -> bool:
+    return isinstance(vmid, int) and not isinstance(vmid, bool)
 
 
 def _not_ours(why: str) -> UnreadableError:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trees
-from ansible.module_utils import basic
+from ansible.module_utils import _internal, basic
 from ansible.module_utils.common import warnings
 
 
@@ -37,6 +37,8 @@ def run_module(
         monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
         for said in ("_global_warnings", "_global_deprecations"):  # those of an earlier test
             getattr(warnings, said).clear()
+        # a module on a managed host has no controller to show its warnings
+        monkeypatch.setattr(_internal, "is_controller", False, raising=False)
         monkeypatch.setattr("sys.stdin", io.StringIO())
         capsys.readouterr()
         with pytest.raises(SystemExit):
