@@ -7,6 +7,7 @@ import importlib.util
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -62,8 +63,16 @@ def daemon(smi: ModuleType, tmp_path: Path) -> Iterator[dict[str, int]]:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(smi.DAEMON)
         server.listen()
-        threading.Thread(target=module.serve, args=(server, held), daemon=True).start()
+
+        def serve() -> None:
+            with suppress(OSError):  # the test has closed the socket
+                module.serve(server, held)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
         yield held
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
 
 
 @pytest.mark.parametrize(
