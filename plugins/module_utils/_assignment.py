@@ -33,6 +33,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import de
 from ansible_collections.gpuhost.inference.plugins.module_utils._layout import (
     KINDS,
     Entry,
+    entry_as_result,
     resolve_layout,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest, read_guests
@@ -362,7 +363,7 @@ def read_assignment(
     return {
         "guests": [asdict(move) for move in plan.guests],
         "bindings": [asdict(binding) for binding in plan.bindings],
-        "entries": [_entry(entry) for entry in found.entries],
+        "entries": [entry_as_result(entry) for entry in found.entries],
         "problems": [*found.problems, *plan.problems],
         "needed": plan.needed,
         "kept": host.exists(KEPT),
@@ -370,17 +371,6 @@ def read_assignment(
         and not any(one.vmid in remembered and one.running is not True for one in guests),
         "steps": plan.steps,
         "state": plan.state,
-    }
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "addresses": entry.addresses,
-        "expect": {"id": entry.expect_id} if entry.expect_id else None,
-        "driver": entry.driver,
-        "iommu_type": entry.iommu_type,
-        "guest": asdict(entry.guest) if entry.guest else None,
     }
 
 

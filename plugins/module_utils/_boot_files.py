@@ -20,7 +20,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
@@ -58,7 +57,11 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     UnreadableError,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
-from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import FOLDER, Store
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import (
+    FOLDER,
+    Store,
+    sync_folder,
+)
 
 RECORD = f"{FOLDER}/kernel_cmdline.json"
 REFRESH = "/usr/sbin/proxmox-boot-tool refresh"
@@ -398,15 +401,7 @@ def _write(host: Reader, path: str, text: str | None) -> None:
             os.fsync(file.fileno())
         new.rename(at)
     if at.parent.is_dir():
-        _sync(at.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(at.parent)
 
 
 def _result(

@@ -47,6 +47,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log impo
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._layout import (
     Layout,
+    entry_as_result,
     resolve_layout,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest, read_guests
@@ -231,17 +232,7 @@ def _health(health: Health) -> dict[str, Any]:
 def _layout(layout: Layout, findings: Iterable[Finding]) -> dict[str, Any]:
     differs = {finding.subject for finding in findings if finding.id in _DIFFERENCES}
     return {
-        "entries": [
-            {
-                "name": entry.name,
-                "addresses": entry.addresses,
-                "expect": {"id": entry.expect_id} if entry.expect_id else None,
-                "driver": entry.driver,
-                "iommu_type": entry.iommu_type,
-                "guest": asdict(entry.guest) if entry.guest else None,
-            }
-            for entry in layout.entries
-        ],
+        "entries": [entry_as_result(entry) for entry in layout.entries],
         "unassigned": layout.unassigned,
         "problems": layout.problems,
         "differs": sorted(differs),

@@ -11,7 +11,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
@@ -43,6 +44,18 @@ class Entry:
     driver: str
     iommu_type: str | None
     guest: WantedGuest | None
+
+
+def entry_as_result(entry: Entry) -> dict[str, Any]:
+    """Return an entry as modules show it, and as the module `gpu` takes it in `bindings`."""
+    return {
+        "name": entry.name,
+        "addresses": entry.addresses,
+        "expect": {"id": entry.expect_id} if entry.expect_id else None,
+        "driver": entry.driver,
+        "iommu_type": entry.iommu_type,
+        "guest": asdict(entry.guest) if entry.guest else None,
+    }
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Store:
         """Take the record away: the change is complete, or completely undone, or reported."""
         self._record.unlink(missing_ok=True)
         if self._folder.is_dir():
-            _sync(self._folder)
+            sync_folder(self._folder)
 
     def stuck(self) -> dict[str, str]:
         """Return the functions whose unbind never returned in this boot, each with a sentence.
@@ -206,8 +206,8 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
             new.rename(path)
-            _sync(self._folder)
-            _sync(self._folder.parent)
+            sync_folder(self._folder)
+            sync_folder(self._folder.parent)
         except OSError as error:
             raise GpuHostError(
                 f"{path} cannot be written ({error.strerror}): without it nobody could undo a "
@@ -265,7 +265,8 @@ def _taken(descriptor: int) -> bool:
     return True
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on disk, so that a renamed file is there after a power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
