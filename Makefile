@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 SCENARIO ?= --all
 MACHINE ?= amd
+export LAB_MACHINE := $(MACHINE)
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export PATH := $(CURDIR)/.build/venv/bin:$(PATH)
 export ANSIBLE_HOST_KEY_CHECKING := false

@@ -232,7 +232,7 @@ class Machine:
             return 0
 
     def write_ssh_config(self, port: int) -> None:
-        """The SSH client's file for `pve1` and `ct100`; `.build/lab/ssh_config` links to it."""
+        """The SSH client's file for `pve1` and `ct100`."""
         options = (
             f"  User root\n  IdentityFile {KEY}\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.directory}/known_hosts\n  StrictHostKeyChecking no\n"
@@ -245,10 +245,6 @@ class Machine:
             f"  ProxyJump pve1\n{options}"
         )
         discard(self.directory / "known_hosts")
-        link = STATE / "ssh_config"
-        if self.name == MACHINES[0] or not link.exists():
-            discard(link)
-            link.symlink_to(self.ssh_config.relative_to(STATE))
 
     def ssh(self, *command: str) -> list[str]:
         """A command line that runs `command` on the host, or opens a shell there."""
