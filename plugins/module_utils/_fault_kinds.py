@@ -11,40 +11,44 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-POWER_OFF = (
-    "Power the host off and take it from the mains for 30 s: the FSP starts only with slot power, "
-    "so resets, a module reload and a warm reboot do not help. If an IOMMU group of the GPU was "
-    "set to identity, set it back first. If it comes back after that: seating, power cable, slot."
-)
-RESET = (
-    "Stop what uses the GPU and reset it (nvidia-smi --gpu-reset, or a secondary bus reset with "
-    "the driver unloaded); if that does not help, reboot, then power the host off."
+# Rungs of the ladder of remedies, from the cheapest to the dearest, and what to do on each
+RUNGS = {
+    "application": "end what uses the GPU, and start it again",
+    "driver": "unload the driver and load it again",
+    "reset": "reset the GPU with nothing using it and its driver unloaded",
+    "reboot": "reboot",
+    "power-off": "power the host off and take it from the mains for 30 s",
+    "hardware": "check seating, power cable, riser and slot, then have the GPU replaced",
+}
+_FROM_APPLICATION = ("application", "reboot", "power-off")  # a reset would wait for it too
+_FROM_RESET = ("reset", "reboot", "power-off", "hardware")
+_AFTER_RESET = ("reset", "power-off", "hardware")  # a device it did not bring back stays away
+_FROM_REBOOT = ("reboot", "power-off", "hardware")
+_FROM_POWER_OFF = ("power-off", "hardware")
+
+# What the rungs don't tell, by what was seen
+SLOT_POWER = (
+    "The FSP starts only with slot power, so resets, a module reload and a warm reboot do not "
+    "help. If an IOMMU group of the GPU was set to identity, set it back first."
 )
 REINSTALL = (
     "Put the firmware of the loaded driver version back under /lib/firmware/nvidia/VERSION "
-    "(reinstall its package), then load the driver again. With error -4 the loading was only "
-    "interrupted: start the GPU again."
+    "(reinstall its package). With error -4 the loading was only interrupted: start the GPU again."
 )
-LOST = (
-    "Reboot; if the GPU stays away, power the host off. Lost again: look at AER messages of the "
-    "bridges above it, seating, riser and power."
-)
-POWER_POLICY = (
-    "Keep the GPU out of D3cold (power/control = on, d3cold_allowed = 0) and reboot; "
-    "if it stays away, power the host off."
-)
+LOST = "Look at AER messages of the bridges above it."
+POWER_POLICY = "Keep the GPU out of D3cold (power/control = on, d3cold_allowed = 0)."
 IOMMU = (
-    "The GPU used an address that the IOMMU does not map: update driver and kernel, stop the "
-    "workload, and check which memory it was about."
+    "The GPU used an address that the IOMMU does not map: update driver and kernel, and check "
+    "which memory it was about."
 )
 P2P = (
     "GPU-to-GPU DMA meets a translating IOMMU: turn peer-to-peer off (NCCL_P2P_DISABLE=1) or give "
     "these GPUs a domain in which it works, then verify by writing and reading back."
 )
 SLOW_RESET = "Wait for 'ready' or 'giving up' in the log before anything else touches the GPU."
-NO_RESET = "Power the host off (a bus reset may help, but must not reach other devices)."
+NO_RESET = "Of resets only one of the bus may help, which must not reach other devices."
 UNBIND = (
-    "End the processes that hold the GPU's device nodes; the removal then goes on by itself. "
+    "The removal goes on by itself when the device nodes are closed. "
     "Writing to the device's sysfs files before that blocks too."
 )
 ADVICE = "Follow the action the driver names in the message; see NVIDIA's Xid catalog."
@@ -82,7 +86,8 @@ class Kind:
         phase: `start` for messages of an attempt to start a GPU (they mostly have no address),
             `probe` for those before a driver is bound, `event` for all that stand for themselves.
         pattern: searched in the text of a message; `None` where code below decides.
-        remedy: what to do, beginning where this kind is known to react.
+        ladder: the names in `RUNGS` that may help, from where this kind is known to react.
+        advice: what the ladder doesn't tell.
         source: who prints the message.
         vague: it tells that something failed, not what.
     """
@@ -91,29 +96,31 @@ class Kind:
     class_: str
     phase: str
     pattern: str | None
-    remedy: str
+    ladder: tuple[str, ...]
+    advice: str
     source: str
     vague: bool = False
 
 
 def _fsp(id_: str, class_: str, pattern: str, vague: bool = False) -> Kind:
-    return Kind(id_, class_, "start", pattern, POWER_OFF, _FSP_SOURCE, vague)
+    return Kind(id_, class_, "start", pattern, _FROM_POWER_OFF, SLOT_POWER, _FSP_SOURCE, vague)
 
 
 def _gsp(id_: str, pattern: str, vague: bool = False) -> Kind:
-    return Kind(id_, "gsp_failed", "start", pattern, RESET, _START_SOURCE, vague)
+    return Kind(id_, "gsp_failed", "start", pattern, _FROM_RESET, "", _START_SOURCE, vague)
 
 
 # From cause to consequence: of an attempt with several of these, the first row is the cause.
 KINDS = (
-    Kind("all-ones", "gpu_lost", "start", None, LOST, _XID_SOURCE),
-    Kind("lost-at-start", "gpu_lost", "start", None, LOST, _INIT_SOURCE),
+    Kind("all-ones", "gpu_lost", "start", None, _FROM_REBOOT, LOST, _XID_SOURCE),
+    Kind("lost-at-start", "gpu_lost", "start", None, _FROM_REBOOT, LOST, _INIT_SOURCE),
     Kind(
         "firmware-not-loaded",
         "fw_missing",
         "start",
         r"(?:loading|firmware load for) \S*nvidia/\S+ failed with error -\d+"
         r"|RmFetchGspRmImages: No firmware image found|version mismatch: got version",
+        ("driver",),
         REINSTALL,
         "drivers/base/firmware_loader, and osinit.c of the driver",
     ),
@@ -131,7 +138,8 @@ KINDS = (
         "event",
         r"(?:nouveau|NovaCore) \S+ .*(?:NVDM command \w+ failed with error|FSP response error"
         r"|FSP secure boot completion error)",
-        POWER_OFF,
+        _FROM_POWER_OFF,
+        SLOT_POWER,
         "drivers/gpu/drm/nouveau/nvkm/subdev/fsp, drivers/gpu/nova-core/fsp.rs",
     ),
     _fsp("fsp-boot-commands", "fsp_failed", r"FSP boot cmds failed\. RM cannot boot", vague=True),
@@ -151,27 +159,38 @@ KINDS = (
         "stale_wpr2",
         "start",
         r"unexpected WPR2 already up",
-        RESET,
+        _FROM_RESET,
+        "",
         _START_SOURCE,
         vague=True,
     ),
     _gsp("gsp-start", r"Cannot initialize GSP firmware RM|boot attempts exceeded", vague=True),
-    Kind("start-failed", "gsp_failed", "start", None, RESET, _INIT_SOURCE, vague=True),
+    Kind("start-failed", "gsp_failed", "start", None, _FROM_RESET, "", _INIT_SOURCE, vague=True),
     Kind(
         "bar-firewall",
         "reset_failed",
         "probe",
         r"failed to wait for bar firewall to lower",
+        _AFTER_RESET,
         NO_RESET,
         "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
     ),
-    Kind("xid-79", "gpu_lost", "event", None, LOST, _XID_SOURCE),
-    Kind("fallen-off-bus", "gpu_lost", "event", r"fallen off the bus", LOST, _XID_SOURCE),
+    Kind("xid-79", "gpu_lost", "event", None, _FROM_REBOOT, LOST, _XID_SOURCE),
+    Kind(
+        "fallen-off-bus",
+        "gpu_lost",
+        "event",
+        r"fallen off the bus",
+        _FROM_REBOOT,
+        LOST,
+        _XID_SOURCE,
+    ),
     Kind(
         "d3cold",
         "gpu_lost",
         "event",
         r"Unable to change power state from D3cold to D0|Refused to change power state from D3",
+        _FROM_REBOOT,
         POWER_POLICY,
         "drivers/pci/pci.c",
     ),
@@ -180,20 +199,24 @@ KINDS = (
         "gpu_lost",
         "event",
         r"rpcSendMessage failed with status 0x0*f\b|\[NV_ERR_GPU_IS_LOST\]",
+        _FROM_REBOOT,
         LOST,
         "open-gpu-kernel-modules: src/nvidia/src/kernel/vgpu/rpc.c",
     ),
-    Kind("gsp-rpc", "gsp_failed", "event", None, RESET, _XID_SOURCE),  # Xid 119 and 120
-    Kind("xid", "xid", "event", None, ADVICE, _XID_SOURCE),
-    Kind("iommu-p2p", "iommu_fault", "event", None, P2P, "drivers/iommu"),
-    Kind("iommu-fault", "iommu_fault", "event", None, IOMMU, "drivers/iommu"),
-    Kind("reset-gave-up", "reset_failed", "event", None, NO_RESET, "drivers/pci/pci.c"),
-    Kind("reset-waiting", "reset_failed", "event", None, SLOW_RESET, "drivers/pci/pci.c"),
+    Kind("gsp-rpc", "gsp_failed", "event", None, _FROM_RESET, "", _XID_SOURCE),  # Xid 119 and 120
+    Kind("xid", "xid", "event", None, _FROM_RESET, ADVICE, _XID_SOURCE),
+    Kind("iommu-p2p", "iommu_fault", "event", None, ("application",), P2P, "drivers/iommu"),
+    Kind("iommu-fault", "iommu_fault", "event", None, ("application",), IOMMU, "drivers/iommu"),
+    Kind(
+        "reset-gave-up", "reset_failed", "event", None, _AFTER_RESET, NO_RESET, "drivers/pci/pci.c"
+    ),
+    Kind("reset-waiting", "reset_failed", "event", None, (), SLOW_RESET, "drivers/pci/pci.c"),
     Kind(
         "unbind-blocked",
         "unbind_blocked",
         "event",
         r"Attempting to remove device \S+ with non-zero usage count",
+        _FROM_APPLICATION,
         UNBIND,
         "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
     ),
@@ -209,3 +232,10 @@ def matching(text: str) -> Kind | None:
     if not _ANY.search(text):
         return None
     return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), None)
+
+
+def remedy(advice: str, ladder: tuple[str, ...]) -> str:
+    """Say what to do: the advice, then the rungs of a ladder, one after another until it helps."""
+    steps = "; if that does not help, ".join(RUNGS[rung] for rung in ladder)
+    steps = f"{steps[:1].upper()}{steps[1:]}." if steps else ""
+    return " ".join(filter(None, (advice, steps)))

@@ -25,7 +25,9 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds imp
     BY_ID,
     FSP_CLASSES,
     MEANINGS,
+    RUNGS,
     START_CLASSES,
+    remedy,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import (
     EVIDENCE,
@@ -92,7 +94,8 @@ class Fault:
         last: time of the last one.
         count: occurrences, a lower bound where the log has gaps.
         line: the message itself, its first occurrence.
-        remedy: what to do.
+        ladder: names in `RUNGS` to try in this order.
+        remedy: what to do, in words.
         source: who prints such messages.
         evidence: further lines that belong to it.
     """
@@ -107,6 +110,7 @@ class Fault:
     last: str | None
     count: int
     line: str
+    ladder: tuple[str, ...]
     remedy: str
     source: str
     evidence: tuple[str, ...]
@@ -133,6 +137,7 @@ class GpuHealth:
     verdict: str
     reason: str
     faults: tuple[str, ...]
+    ladder: tuple[str, ...]  # of its worst fault
     evidence: tuple[str, ...]
 
 
@@ -370,7 +375,8 @@ def _described(seen: Seen, owner: Subject | None, known: Sequence[Subject]) -> F
         last=seen.last.time,
         count=seen.count,
         line=quote(seen.first),
-        remedy=kind.remedy,
+        ladder=kind.ladder,
+        remedy=remedy(kind.advice, kind.ladder),
         source=kind.source,
         evidence=tuple(evidence),
     )
@@ -429,5 +435,16 @@ def _verdict(
         verdict,
         reason,
         tuple(fault.id for fault in standing),
+        _worst_ladder([fault for fault in standing if fault.verdict == verdict]),
         tuple(evidence[:EVIDENCE]),
+    )
+
+
+def _worst_ladder(faults: Sequence[Fault]) -> tuple[str, ...]:
+    """Return the ladder that begins highest: what is below would leave that fault in place."""
+    rungs = list(RUNGS)
+    return max(
+        (fault.ladder for fault in faults),
+        key=lambda ladder: rungs.index(ladder[0]) if ladder else -1,
+        default=(),
     )

@@ -146,6 +146,15 @@ gpus:
       type: list
       elements: str
       sample: [fsp-response]
+    ladder:
+      description:
+        - RV(faults[].ladder) of the worst of these faults, of the one that begins highest when
+          several are equally bad; empty without a fault.
+      version_added: 0.2.0
+      returned: success
+      type: list
+      elements: str
+      sample: [power-off, hardware]
     evidence:
       description: Lines of the log, the first one tells most.
       returned: success
@@ -223,11 +232,28 @@ faults:
       sample:
         "[   12.345678] NVRM: GPU0 kfspProcessCommandResponse_GH100: FSP response reported error.
         Task ID: 0x1 Command type: 0x14 Error code: 0x177"
+    ladder:
+      description:
+        - The rungs to try one after another, from the lowest that is known to help against this
+          kind of fault.
+        - V(application) is to end or restart what uses the GPU; V(driver) to unload the driver and
+          load it again; V(reset) to reset the GPU with nothing using it; V(reboot); V(power-off)
+          to power the host off and take it from the mains for 30 s; V(hardware) to look at
+          seating, power cable, riser and slot, then to have it replaced.
+        - Empty when there is nothing to do but wait.
+      version_added: 0.2.0
+      returned: success
+      type: list
+      elements: str
+      sample: [power-off, hardware]
     remedy:
-      description: What to do, beginning with what is known to help against this kind of fault.
+      description: What to know of this kind of fault, and the ladder in words.
       returned: success
       type: str
-      sample: Power the host off and take it from the mains for 30 s.
+      sample:
+        The FSP starts only with slot power, so resets, a module reload and a warm reboot do not
+        help. Power the host off and take it from the mains for 30 s; if that does not help, check
+        seating, power cable, riser and slot, then have the GPU replaced.
     source:
       description: The source file of the kernel or driver that prints such messages.
       returned: success

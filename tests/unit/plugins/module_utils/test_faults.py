@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.gpuhost.inference.plugins.module_utils import _child
-from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import KINDS
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
+    KINDS,
+    RUNGS,
+    remedy,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
     Health,
     Subject,
@@ -325,6 +329,28 @@ def test_an_xid_31_is_evidence_next_to_an_iommu_fault_only() -> None:
     [found] = health(xid, fault).faults
     assert found.class_ == "iommu_fault"
     assert any("Xid" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.id)
+def test_a_ladder_climbs_and_something_is_said(kind: Any) -> None:
+    assert list(kind.ladder) == [rung for rung in RUNGS if rung in kind.ladder]
+    assert remedy(kind.advice, kind.ladder)
+
+
+def test_a_remedy_is_the_advice_and_the_rungs_in_words() -> None:
+    said = remedy("Mind the cat.", ("reboot", "power-off"))
+    off = "power the host off and take it from the mains for 30 s."
+    assert said == f"Mind the cat. Reboot; if that does not help, {off}"
+    assert remedy("Wait.", ()) == "Wait."
+
+
+def test_a_gpu_gets_the_ladder_of_its_worst_fault() -> None:
+    iommu = f"nvidia {A}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x5 flags=0x20]"
+    both = health(iommu, FSP, end(A), gpus=[works(A), works(B)])
+    assert [fault.ladder[0] for fault in both.faults] == ["application", "power-off"]
+    assert [gpu.ladder for gpu in both.gpus] == [("power-off", "hardware"), ()]
+    waiting = health(iommu, f"nvidia {A}: not ready 1023ms after FLR; waiting", gpus=[works(A)])
+    assert waiting.gpus[0].ladder == ("application",)
 
 
 def test_wpr2_after_a_reload_still_follows_from_the_failure_before() -> None:
