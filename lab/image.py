@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,8 +31,9 @@ PACKAGES = (
     # a host one can log in to
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "procps", "pciutils"),
     *("openssh-server", "openssh-client", "iproute2", "iputils-ping", "python3", "lxc"),
-    # the kernel, its initramfs, and what builds the lab's modules
+    # the kernel, its initramfs, and what builds the lab's modules and its libcuda
     *("linux-image-amd64", "initramfs-tools", "zstd", "linux-headers-amd64", "gcc", "make"),
+    "libc6-dev",
 )
 OLD_SUITE = "bookworm"  # brings the second kernel
 UNUSED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -48,7 +49,10 @@ OLD_UNUSED = tuple(
 # The initramfs are made once at the end, with the lab's own files in them.
 BASE_ENVIRONMENT = {"INITRD": "No"}
 # Needed to build modules, not to run: left out of the image.
-BUILD_ONLY = ("./usr/lib/gcc", "./usr/libexec/gcc", "./usr/src", "./usr/include", "./tmp/*")
+BUILD_ONLY = (
+    *("./usr/lib/gcc", "./usr/libexec/gcc", "./usr/src", "./usr/include", "./tmp/*"),
+    "./usr/lib/x86_64-linux-gnu/*.a",
+)
 # Background work that has no use here and would disturb measurements.
 MASKED = (
     *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer"),
@@ -65,6 +69,7 @@ ENABLED = ("systemd-networkd.service", "nvidia-init.service")
 SIZE = "8G"
 LOADER = "boot/lab-loader.conf"
 OLD_KERNEL = "usr/share/lab/old-kernel"  # /usr/sbin/lab-old-kernel brings it to /boot
+LIBCUDA = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
 CONTAINER_ROOT = "var/lib/vz/images/100/subvol-100-disk-0.subvol"
 
 # Command: Debian package that brings it.
@@ -118,7 +123,7 @@ def image_id() -> str:
         base_id(),
         container_id(),
         (BUILD_ONLY, MASKED, NO_GENERATORS, ENABLED, SIZE),
-        *(LAB / name for name in ("image.py", "kernel", "rootfs")),
+        *(LAB / name for name in ("image.py", "kernel", "cuda", "rootfs")),
         KEY.with_suffix(".pub").read_text(),
     )
 
@@ -271,11 +276,13 @@ def build_image(target: Path, base: Path, container: Path | None, progress: Prog
         overlay(LAB / "rootfs", tree)
         for version in versions:
             build_modules(base, tree, version)
+        roots = [tree]
         if container:
-            root = tree / CONTAINER_ROOT
-            root.parent.mkdir(parents=True, exist_ok=True)
-            run("cp", "-a", container, root)
-            authorize(root)
+            roots.append(tree / CONTAINER_ROOT)
+            roots[-1].parent.mkdir(parents=True, exist_ok=True)
+            run("cp", "-a", container, roots[-1])
+            authorize(roots[-1])
+        build_libcuda(base, roots)
         authorize(tree)
         settle(tree)
         *old, newest = versions
@@ -321,22 +328,40 @@ def overlay(source: Path, tree: Path) -> None:
             target.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
 
 
+@contextmanager
+def sources_in(base: Path) -> Iterator[Path]:
+    """A copy of the sources of what the guest gets, for the base tree's compiler."""
+    sources = base / "tmp" / "lab"
+    discard(sources)
+    for name in ("kernel", "cuda"):
+        shutil.copytree(LAB / name, sources / name)
+    try:
+        yield sources
+    finally:
+        discard(sources)
+
+
 def build_modules(base: Path, tree: Path, version: str) -> None:
     """Build `kernel/` with the base tree's compiler and install the result in `tree`."""
-    sources = base / "tmp" / "lab-kernel"
-    discard(sources)
-    shutil.copytree(LAB / "kernel", sources)
-    try:
+    with sources_in(base) as sources:
         build_dir = f"/lib/modules/{version}/build"
-        make = ["make", "-C", build_dir, "M=/tmp/lab-kernel", "CC=gcc"]
+        make = ["make", "-C", build_dir, "M=/tmp/lab/kernel", "CC=gcc"]
         run("chroot", base, *make, "modules")
         target = tree / "usr/lib/modules" / version / "updates"
         target.mkdir(exist_ok=True)
-        for module in sources.glob("*.ko"):
+        for module in (sources / "kernel").glob("*.ko"):
             shutil.copy(module, target)
-    finally:
-        discard(sources)
     run("chroot", tree, "depmod", version)
+
+
+def build_libcuda(base: Path, roots: Sequence[Path]) -> None:
+    """Build `cuda/` with the base tree's compiler and install it in the host and its container."""
+    with sources_in(base) as sources:
+        flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+        flags += ["-Wl,-soname,libcuda.so.1", "-I/tmp/lab/kernel", "-o", "/tmp/lab/libcuda.so.1"]
+        run("chroot", base, "gcc", *flags, "/tmp/lab/cuda/libcuda.c")
+        for root in roots:
+            shutil.copy(sources / "libcuda.so.1", root / LIBCUDA)
 
 
 def authorize(tree: Path) -> None:

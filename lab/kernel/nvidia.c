@@ -19,10 +19,12 @@
 #include <linux/proc_fs.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
+#include <linux/uaccess.h>
 #include <generated/compile.h>
 
 #include "lab-faults.h"
 #include "nvidia-lab.h"
+#include "nvidia-p2p-test.h"
 
 #define NV_VERSION	"595.58.03"
 #define NV_BANNER	"NVIDIA UNIX Open Kernel Module for x86_64  " NV_VERSION \
@@ -228,6 +230,74 @@ static void gpu_stop(struct nv_gpu *gpu)
 	gpu->instance = -1;
 }
 
+/* ---- peer to peer test ----------------------------------------------------------------------- */
+
+/* Registers of QEMU's edu device and its buffer (docs/specs/edu). */
+#define EDU_IDENT	0x00
+#define EDU_INVERTS	0x04	/* reads as the complement of what was written */
+#define EDU_DMA_SRC	0x80
+#define EDU_DMA_DST	0x88
+#define EDU_DMA_COUNT	0x90
+#define EDU_DMA_COMMAND	0x98
+#define EDU_DMA_START	BIT(0)
+#define EDU_DMA_TO_RAM	BIT(1)
+#define EDU_BUFFER	0x40000
+#define EDU_BAR_BYTES	0x100000
+
+static bool edu_copy(void __iomem *bar, u64 from, u64 to, u64 direction)
+{
+	int tries;
+
+	writeq(from, bar + EDU_DMA_SRC);
+	writeq(to, bar + EDU_DMA_DST);
+	writeq(sizeof(u32), bar + EDU_DMA_COUNT);
+	writeq(EDU_DMA_START | direction, bar + EDU_DMA_COMMAND);
+	for (tries = 0; tries < 400; tries++) {
+		if (!(readq(bar + EDU_DMA_COMMAND) & EDU_DMA_START))
+			return true;
+		msleep(5);
+	}
+	return false;
+}
+
+/*
+ * Moves four bytes by this device's own DMA engine from the first register of the peer's BAR, or
+ * into its second, and looks with the CPU whether they were right: 1 or 0. The bus address is the
+ * BAR's address, without an IOMMU mapping: what a GPU does with NVreg_DmaRemapPeerMmio=0.
+ */
+static int gpu_p2p(struct pci_dev *pdev, struct pci_dev *peer, bool write)
+{
+	void __iomem *own = pci_iomap(pdev, 0, EDU_BAR_BYTES);
+	void __iomem *other = pci_iomap(peer, 0, EDU_BAR_BYTES);
+	resource_size_t window = pci_resource_start(peer, 0);
+	dma_addr_t address;
+	u32 *memory = dma_alloc_coherent(&pdev->dev, PAGE_SIZE, &address, GFP_KERNEL);
+	int rc = -ENOMEM;
+
+	if (own && other && memory) {
+		rc = -EIO;
+		if (write) {
+			*memory = lab_key(pdev->bus, pdev->devfn) ^ 0x5a5a5a5a;
+			writel(0, other + EDU_INVERTS);
+			if (edu_copy(own, address, EDU_BUFFER, 0) &&
+			    edu_copy(own, EDU_BUFFER, window + EDU_INVERTS, EDU_DMA_TO_RAM))
+				rc = readl(other + EDU_INVERTS) == ~*memory;
+		} else {
+			*memory = 0;
+			if (edu_copy(own, window + EDU_IDENT, EDU_BUFFER, 0) &&
+			    edu_copy(own, EDU_BUFFER, address, EDU_DMA_TO_RAM))
+				rc = READ_ONCE(*memory) == readl(other + EDU_IDENT);
+		}
+	}
+	if (memory)
+		dma_free_coherent(&pdev->dev, PAGE_SIZE, memory, address);
+	if (other)
+		pci_iounmap(peer, other);
+	if (own)
+		pci_iounmap(pdev, own);
+	return rc;
+}
+
 /* ---- device nodes -------------------------------------------------------------------------- */
 
 static int nv_open(struct inode *inode, struct file *file)
@@ -262,10 +332,29 @@ static int nv_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
+static long nv_ioctl(struct file *file, unsigned int command, unsigned long argument)
+{
+	struct nv_gpu *gpu = file->private_data, *peer;
+	struct nv_p2p_test wanted;
+	int rc = -ENODEV;
+
+	if (command != NV_P2P_TEST)
+		return -ENOTTY;
+	if (copy_from_user(&wanted, (void __user *)argument, sizeof(wanted)))
+		return -EFAULT;
+	mutex_lock(&nv_lock);
+	list_for_each_entry(peer, &nv_gpus, list)
+		if (peer->minor == wanted.minor && peer != gpu && !peer->removed)
+			rc = gpu_p2p(gpu->pdev, peer->pdev, wanted.write);
+	mutex_unlock(&nv_lock);
+	return rc;
+}
+
 static const struct file_operations nv_fops = {
 	.owner = THIS_MODULE,
 	.open = nv_open,
 	.release = nv_release,
+	.unlocked_ioctl = nv_ioctl,
 };
 
 static const struct file_operations nv_ctl_fops = {
@@ -348,63 +437,7 @@ static int information_show(struct seq_file *m, void *unused)
 	return 0;
 }
 
-/* ---- peer to peer test ----------------------------------------------------------------------- */
-
-/* Registers of QEMU's edu device and its buffer (docs/specs/edu). */
-#define EDU_IDENT	0x00
-#define EDU_DMA_SRC	0x80
-#define EDU_DMA_DST	0x88
-#define EDU_DMA_COUNT	0x90
-#define EDU_DMA_COMMAND	0x98
-#define EDU_DMA_START	BIT(0)
-#define EDU_DMA_TO_RAM	BIT(1)
-#define EDU_BUFFER	0x40000
-#define EDU_BAR_BYTES	0x100000
-
-static bool edu_copy(void __iomem *bar, u64 from, u64 to, u64 direction)
-{
-	int tries;
-
-	writeq(from, bar + EDU_DMA_SRC);
-	writeq(to, bar + EDU_DMA_DST);
-	writeq(sizeof(u32), bar + EDU_DMA_COUNT);
-	writeq(EDU_DMA_START | direction, bar + EDU_DMA_COMMAND);
-	for (tries = 0; tries < 400; tries++) {
-		if (!(readq(bar + EDU_DMA_COMMAND) & EDU_DMA_START))
-			return true;
-		msleep(5);
-	}
-	return false;
-}
-
-/*
- * Reads the first register of a peer's BAR with this device's own DMA engine and compares it with
- * what the CPU reads there. The bus address is the BAR's address, without an IOMMU mapping: what a
- * GPU does with NVreg_DmaRemapPeerMmio=0.
- */
-static int gpu_p2p(struct pci_dev *pdev, struct pci_dev *peer)
-{
-	void __iomem *own = pci_iomap(pdev, 0, EDU_BAR_BYTES);
-	void __iomem *other = pci_iomap(peer, 0, EDU_BAR_BYTES);
-	dma_addr_t address;
-	u32 *memory = dma_alloc_coherent(&pdev->dev, PAGE_SIZE, &address, GFP_KERNEL);
-	int rc = -ENOMEM;
-
-	if (own && other && memory) {
-		*memory = 0;
-		rc = -EIO;
-		if (edu_copy(own, pci_resource_start(peer, 0) + EDU_IDENT, EDU_BUFFER, 0) &&
-		    edu_copy(own, EDU_BUFFER, address, EDU_DMA_TO_RAM))
-			rc = READ_ONCE(*memory) == readl(other + EDU_IDENT);
-	}
-	if (memory)
-		dma_free_coherent(&pdev->dev, PAGE_SIZE, memory, address);
-	if (other)
-		pci_iounmap(peer, other);
-	if (own)
-		pci_iounmap(pdev, own);
-	return rc;
-}
+/* ---- lab_p2p in sysfs ---------------------------------------------------------------------- */
 
 static ssize_t lab_p2p_show(struct device *dev, struct device_attribute *attr, char *text)
 {
@@ -427,7 +460,7 @@ static ssize_t lab_p2p_store(struct device *dev, struct device_attribute *attr, 
 	if (!peer)
 		return -ENODEV;
 	mutex_lock(&nv_lock);
-	rc = gpu_p2p(to_pci_dev(dev), peer);
+	rc = gpu_p2p(to_pci_dev(dev), peer, false);
 	if (rc >= 0)
 		gpu->p2p = rc;
 	mutex_unlock(&nv_lock);

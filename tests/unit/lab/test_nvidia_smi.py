@@ -123,3 +123,11 @@ def test_without_the_daemon_nothing_is_held(
     smi.set_persistence(ROWS[:1], "1")
     assert smi.persistence("") == "0000:41:00.0"
     assert "Enabled Legacy persistence mode" in capsys.readouterr().out
+
+
+def test_capability_is_a_matrix(smi: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert smi.show_capability(ROWS, "w") == 0
+    head, first, second, *_legend = capsys.readouterr().out.splitlines()
+    assert head == "\t\33[4mGPU0\33[0m\t\33[4mGPU1\33[0m\t"
+    assert (first, second) == (" GPU0\tX\tOK\t", " GPU1\tOK\tX\t")
+    assert smi.show_capability(ROWS, "") == 2
