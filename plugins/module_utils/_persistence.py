@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _iommu
@@ -32,6 +30,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     slot_of,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import keep
 
 LAYOUT = "/etc/gpuhost/layout.json"
 IMAGES = "/var/lib/gpuhost/initramfs.json"
@@ -367,7 +366,7 @@ def check_images(
             except GpuHostError as error:
                 missing = (f"a list of its files ({error})",)
             images[path] = {**seen, "missing": list(missing)}
-    _save(host.root / IMAGES[1:], {"version": _VERSION, "images": images})
+    keep(host.root / IMAGES[1:], {"version": _VERSION, "images": images})
     return {path: tuple(image["missing"]) for path, image in images.items()}
 
 
@@ -406,17 +405,3 @@ def _known_images(host: Reader) -> dict[str, dict[str, Any]]:
 def _is_result(image: object) -> bool:
     missing = image.get("missing") if isinstance(image, dict) else None
     return isinstance(missing, list) and all(isinstance(one, str) for one in missing)
-
-
-def _save(path: Path, content: Mapping[str, Any]) -> None:
-    new = path.with_suffix(".new")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with new.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(path)
-    except OSError as error:
-        raise GpuHostError(f"{path} cannot be written: {error.strerror}") from error

@@ -195,23 +195,11 @@ class Store:
         )
 
     def _save(self, path: Path, content: Mapping[str, Any]) -> None:
-        """Write a file so that after a power loss it is there as a whole, or is not there."""
-        new = path.with_suffix(".new")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._folder.chmod(0o700)  # it tells who uses what
-            with new.open("w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(path)
-            sync_folder(self._folder)
-            sync_folder(self._folder.parent)
-        except OSError as error:
+            keep(path, content)
+        except GpuHostError as error:
             raise GpuHostError(
-                f"{path} cannot be written ({error.strerror}): without it nobody could undo a "
-                "change that is cut off, so none is begun"
+                f"{error}: without it nobody could undo a change that is cut off, so none is begun"
             ) from error
 
 
@@ -263,6 +251,28 @@ def _taken(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def keep(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file so that after a power loss it is there as a whole, or as it was before.
+
+    Raises:
+        GpuHostError: it cannot be written.
+    """
+    new = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)  # it tells who uses what
+        with new.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(path)
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
+    except OSError as error:
+        raise GpuHostError(f"{path} cannot be written ({error.strerror})") from error
 
 
 def sync_folder(folder: Path) -> None:
