@@ -172,15 +172,15 @@ def test_modprobe_file_says_no_more_than_the_layout_needs() -> None:
     assert ["blacklist", "nouveau"] in lines
     assert ["install", "nvidia"] in lines
     assert ["softdep", "nvidia"] not in lines  # it would make modprobe ignore the install line
-    untyped = [{**ENTRIES[0], "iommu_type": None}]
-    text = render("modprobe.conf.j2", [*untyped, ENTRIES[1]])
+    untyped = [{**ENTRIES[0], "iommu_type": None}]  # a trial may ask for a type
+    assert "gpuhost-boot types" in render("modprobe.conf.j2", untyped)
+    text = render("modprobe.conf.j2", ENTRIES[1:])
     assert not re.search("^softdep", text, re.MULTILINE)  # nor the line of a driver package
     assert (
         "\ninstall nvidia /sbin/modprobe -q vfio-pci; exec /sbin/modprobe --ignore-install nvidia "
         "$CMDLINE_OPTS\n"
     ) in text
     for text in (
-        render("modprobe.conf.j2", untyped),
         render("modprobe.conf.j2", persist=False),
         render("modprobe.conf.j2", persist="false"),  # as -e and surveys give it
         render("modprobe.conf.j2", ENTRIES[1:], persist="false"),
@@ -279,10 +279,10 @@ def test_hook_puts_todays_files_into_the_image(tmp_path: Path) -> None:
     options = (image / "etc/modprobe.d/zz-gpuhost.conf").read_text().splitlines()
     assert "install nvidia :" in options  # it waits for the root file system
     assert not any(line.startswith("softdep") for line in options)
-    untyped = render("modprobe.conf.j2", [{**ENTRIES[0], "iommu_type": None}, ENTRIES[1]])
-    (root / "etc/modprobe.d/zz-gpuhost.conf").write_text(untyped)
+    virtual = render("modprobe.conf.j2", ENTRIES[1:])
+    (root / "etc/modprobe.d/zz-gpuhost.conf").write_text(virtual)
     run()
-    assert (image / "etc/modprobe.d/zz-gpuhost.conf").read_text() == untyped
+    assert (image / "etc/modprobe.d/zz-gpuhost.conf").read_text() == virtual
     names = [str(path.relative_to(image)) for path in image.rglob("*")]
     stamp = persistence.stamp(Reader(str(root)))
     assert persistence.lacking(names, stamp_name=stamp) == ()
