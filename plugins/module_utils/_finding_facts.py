@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,6 +51,11 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._transaction imp
     LOCK,
     Record,
     Store,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._trial import (
+    Trial,
+    follow,
+    read_trial,
 )
 
 T = TypeVar("T")
@@ -92,6 +98,7 @@ class Extras:
         kept: what the persistence files demand, by address of the GPU; `None` without such files.
         lost: files that belong to them and are gone.
         image_checks: parts each initramfs lacks, by path, as last checked; `None` without check.
+        trial: of types, as it is in this boot; `None` for none.
         unread: sentences about what could not be read.
     """
 
@@ -110,6 +117,7 @@ class Extras:
     kept: Mapping[str, Kept] | None
     lost: tuple[str, ...]
     image_checks: Mapping[str, tuple[str, ...]] | None
+    trial: Trial | None
     unread: tuple[str, ...]
 
 
@@ -150,8 +158,14 @@ def read_extras(
         kept=attempt(lambda: _kept(host), None),
         lost=attempt(lambda: _lost(host), ()),
         image_checks=attempt(lambda: _image_checks(host), None),
+        trial=attempt(lambda: _trial(host), None),
         unread=tuple(unread),
     )
+
+
+def _trial(host: Reader) -> Trial | None:
+    trial = read_trial(host)
+    return follow(trial, Store(host).boot(), time.time()) if trial else None
 
 
 def is_snp(guest: Guest) -> bool:

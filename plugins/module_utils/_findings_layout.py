@@ -23,6 +23,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._guards import S
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import HostMode
 from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish, plan_change
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import FOLDER
+from ansible_collections.gpuhost.inference.plugins.module_utils._trial import TRIAL, told
 
 _TYPES = "kernel: Documentation/ABI/testing/sysfs-kernel-iommu_groups"
 _PLACE = re.compile(r"(?:/[^\s:,]+|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
@@ -95,6 +96,18 @@ def _unbind_stuck(facts: Facts) -> Iterator[Hit]:
         yield Hit(address, sentence)
 
 
+def _trial_armed(facts: Facts) -> Iterator[Hit]:
+    trial = facts.extras.trial
+    if trial and trial.state == "armed":
+        yield Hit(TRIAL, told(trial))
+
+
+def _trial_running(facts: Facts) -> Iterator[Hit]:
+    trial = facts.extras.trial
+    if trial and trial.state == "running":
+        yield Hit(TRIAL, told(trial))
+
+
 def _part_unread(facts: Facts) -> Iterator[Hit]:
     for sentence in facts.unread:
         place = _PLACE.search(sentence)
@@ -154,6 +167,24 @@ RULES = (
         "Reboot the host when the other guests allow it (role host_reboot with host_reboot_force). "
         "If the shutdown stalls, cut the power through the BMC.",
         "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c, nv_pci_remove_helper",
+    ),
+    Rule(
+        "trial-armed",
+        "warning",
+        _trial_armed,
+        "The next boot tries other IOMMU group types on these GPUs, whoever reboots the host.",
+        "Run the playbook identity_trial, or take it back: iommu_trial with state: absent.",
+        "iommu_trial",
+    ),
+    Rule(
+        "trial-running",
+        "warning",
+        _trial_running,
+        "This boot tries IOMMU group types that the layout does not have, and the host reboots by "
+        "itself unless somebody confirms it.",
+        "Look at the health of the GPUs, then reboot, or confirm it: iommu_trial with state: "
+        "confirmed.",
+        "iommu_trial",
     ),
     Rule(
         "part-unread",

@@ -57,6 +57,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._reboot import (
     plan_reboot,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._trial import shown
 
 T = TypeVar("T")
 _DIFFERENCES = ("driver-differs", "type-differs", "guest-differs")
@@ -127,6 +128,7 @@ def audit(
         "host": {
             **_host(boot, bool(groups), default, mode, sme),
             "next_boot": asdict(following),
+            "trial": shown(extras.trial),
             "reboot": asdict(plan_reboot(boot, following, guests, resolved.entries, troubles)),
         },
         "gpus": None if gpus is None else [as_result(gpu) for gpu in gpus],

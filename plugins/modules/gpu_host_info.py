@@ -180,6 +180,13 @@ host:
       returned: success
       type: dict
       sample: {kernel: 6.14.11-4-pve, problems: [], ready: true}
+    trial:
+      description:
+        - A trial of IOMMU group types as in RV(gpuhost.inference.iommu_trial#module:trial),
+          V(null) for none.
+      returned: success
+      type: dict
+      sample: null
     reboot:
       description:
         - A reboot as it would be now. C(reasons) say why one is needed, none when it is not;

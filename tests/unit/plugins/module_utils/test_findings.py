@@ -14,6 +14,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils import _findings
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import IommuGroup
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import read_blocks
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._trial import TRIAL
 
 BOOTED = "[    0.000000] Linux version 6.14.11-4-pve (build@proxmox)\n"
 
@@ -246,6 +247,27 @@ CUT_OFF = text("/var/lib/gpuhost/transaction.json", RECORD)
 CT = "hostname: inference"
 STORAGES = "/etc/pve/storage.cfg = dir: local\\n\\tpath /var/lib/vz\\n\\nnfs: share\\n\\tserver nas"
 OVMF = ("\\nname: confidential", "\\nbios: ovmf\\nname: confidential")
+
+
+BOOT = "/proc/sys/kernel/random/boot_id = b1\n"
+
+
+def trial(state: str, boot: str) -> str:
+    """Return a trial that was armed in that boot, or runs in it; the host is in boot b1."""
+    content = {
+        "version": 1,
+        "state": state,
+        "type": "identity",
+        "gpus": {"0000:41:00.0": "10de:2bb5"},
+        "accept": ["fsp-identity"],
+        "armed": "2026-03-04T05:06:07Z",
+        "armed_boot": boot if state == "armed" else "b0",
+        "expires": 9e9,
+        "confirm": 600,
+        "boot": boot if state == "running" else None,
+        "outcome": None,
+    }
+    return BOOT + text(TRIAL, content)
 
 
 def stuck(boot: str) -> str:
@@ -586,6 +608,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("mmio-window", "qemu 200", {"changes": [OVMF]}),
     ("unfinished-change", "/var/lib/gpuhost/transaction.json", {"more": CUT_OFF}),
     ("unbind-stuck", "0000:42:00.0", {"more": stuck("b1")}),
+    ("trial-armed", TRIAL, {"more": trial("armed", "b1")}),
+    ("trial-running", TRIAL, {"more": trial("running", "b1")}),
+    ("trial-running", TRIAL, {"more": trial("armed", "b0")}),
+    ("part-unread", TRIAL, {"more": f"{BOOT}{TRIAL} = {{"}),
 ]
 
 
@@ -755,6 +781,8 @@ OVERRIDE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_over
         ("two-vms-at-boot", {"changes": [("hostpci1: host=82:00.0", "hostpci1: host=83:00.0")]}),
         ("unfinished-change", {"more": f"{CUT_OFF}\n/run/gpuhost.lock = 900 ansible"}),
         ("unbind-stuck", {"more": stuck("b2")}),
+        ("trial-armed", {"more": trial("armed", "b0")}),
+        ("trial-running", {"more": trial("running", "b0")}),
     ],
 )
 def test_a_rule_keeps_silent(audit: Callable[..., Any], rule: str, how: dict[str, Any]) -> None:

@@ -13,7 +13,11 @@ import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils import _trial as trials
 from ansible_collections.gpuhost.inference.plugins.module_utils._arming import Wish, change_trial
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._persistence import Kept, Layout
+from ansible_collections.gpuhost.inference.plugins.module_utils._persistence import (
+    Kept,
+    Layout,
+    stamp,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 GPU, OTHER, ID = "0000:41:00.0", "0000:42:00.0", "10de:2bb5"
@@ -216,10 +220,6 @@ def _write(root: Path, path: str, text: str) -> None:
 
 def change(root: Path, state: str = "armed", *, check: bool = False, **wish: Any) -> dict[str, Any]:
     """Change the trial of a host on which modprobe and lsinitramfs answer as they should."""
-    from ansible_collections.gpuhost.inference.plugins.module_utils._persistence import (  # noqa: PLC0415
-        stamp,
-    )
-
     host = Reader(str(root))
 
     def run(command: Sequence[str], _seconds: float) -> str:
