@@ -87,12 +87,17 @@ def carry_out(machine: Machine, plan: Plan, before: Shape, done: list[Write]) ->
     Returns:
         Why it stopped, `None` when all is as planned.
     """
-    started = float((machine.host.text("/proc/uptime") or "0").split()[0])
+    started = uptime(machine.host)
     try:
         failure = _write_all(machine, plan.writes, done) or _settle(machine, plan, done)
         return failure or _verify(machine, plan, before, started)
     except GpuHostError as error:
         return Failure(f"the host could not be read while it was changed: {error}")
+
+
+def uptime(host: Reader) -> float:
+    """Return the seconds since the host was booted."""
+    return float((host.text("/proc/uptime") or "0").split()[0])
 
 
 def _write_all(machine: Machine, writes: Sequence[Write], done: list[Write]) -> Failure | None:
@@ -221,6 +226,11 @@ def restore(
         for file in record.awake
         if machine.host.text(file) == "on" and Write(file, "auto") not in steps
     ]
+    steps += [
+        Write(file, methods)
+        for file, methods in record.resets.items()
+        if machine.host.text(file) not in (None, methods)
+    ]
     for step in steps:
         done.append(step)
         outcome = machine.write(step.path, step.value, machine.timeout)
@@ -246,6 +256,8 @@ def _explain(step: Write, outcome: Outcome, timeout: float) -> str:
         )
     if step.path == MODPROBE:
         return f"module {step.value} could not be loaded: {outcome.detail}"
+    if step.path.endswith(("/reset", "/reset_method", "/reset_subordinate")):
+        return f"{what} failed, {outcome.detail}: the kernel could not reset the card this way"
     meanings = {
         errno.EPERM: "EPERM: the driver refused the card in its probe; see the kernel log",
         errno.EBUSY: "EBUSY: it is bound already, or VFIO holds its IOMMU group open",

@@ -116,6 +116,7 @@ def _situation(host: Reader, store: Store, cards: Iterable[Gpu]) -> Situation:
         # vfio-pci sets `auto` on its own devices, and `on` when it lets go (vfio_pci_core.c)
         own = files[-1] if had.driver == "vfio-pci" else None
         restore |= {file for file in sleepy[address] if file != own}
+    bridges, below = _above(host, gpus.values())
     others = {
         member.address
         for gpu in gpus.values()
@@ -132,7 +133,28 @@ def _situation(host: Reader, store: Store, cards: Iterable[Gpu]) -> Situation:
         duties={address: read_duties(host, address) for address in sorted(others)},
         sleepy=sleepy,
         restore=frozenset(restore),
+        bridges=bridges,
+        below=below,
     )
+
+
+def _above(host: Reader, gpus: Iterable[Gpu]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Return `bridges` and `below` of a `Situation`."""
+    places = {at: f"{host.link(f'{DEVICES}/{at}') or ''}/" for at in host.names(DEVICES)}
+    bridges, below = {}, {}
+    for gpu in gpus:
+        device = read_device(host, gpu.address)
+        if device is None or device.port is None:
+            continue
+        below[gpu.address] = tuple(
+            at
+            for at, place in places.items()
+            if f"/{device.port}/" in place[: -len(at) - 1] and slot_of(at) != slot_of(gpu.address)
+        )
+        file = f"{DEVICES}/{device.port}/reset_subordinate"
+        if "bus" not in gpu.reset_methods and host.exists(file):
+            bridges[gpu.address] = device.port
+    return bridges, below
 
 
 def change(
@@ -157,6 +179,21 @@ def change(
     Raises:
         GpuHostError: a wish is wrong in itself, or an earlier change is in the way.
     """
+    check_limits(machine, accept)
+    request = Request(_resolved(machine.host, wishes), accept, services)
+    if check:
+        return _preview(machine.host, store, request)
+    with store.lock():
+        recovered = recover(machine, store)
+        return {**transact(machine, store, request), "recovered": recovered}
+
+
+def check_limits(machine: Machine, accept: Collection[str]) -> None:
+    """See that guards to lift and times to wait are ones there are.
+
+    Raises:
+        GpuHostError: they are not.
+    """
     unknown = sorted(set(accept) - set(LIFTABLE))
     if unknown:
         raise GpuHostError(
@@ -168,12 +205,6 @@ def change(
             f"timeout is {machine.timeout:g} and drain_timeout {machine.drain:g}: give seconds "
             f"above 0, at most {_LONGEST}"
         )
-    request = Request(_resolved(machine.host, wishes), accept, services)
-    if check:
-        return _preview(machine.host, store, request)
-    with store.lock():
-        recovered = recover(machine, store)
-        return {**_change(machine, store, request), "recovered": recovered}
 
 
 def set_group_type(
@@ -224,9 +255,9 @@ def _preview(host: Reader, store: Store, request: Request) -> dict[str, Any]:
     reasons = judge(situation, plan.targets, request.accept)
     before = shape_of(situation.gpus.values())
     planned = {t.gpu.address: t.type or before.types.get(t.gpu.address) for t in plan.targets}
-    after = before if _refused(reasons) else Shape(plan.after, planned)
+    after = before if refused(reasons) else Shape(plan.after, planned)
     result = _result(request, plan, reasons, before, after)
-    result["writes"] = [] if _refused(reasons) else [as_result(step) for step in plan.writes]
+    result["writes"] = [] if refused(reasons) else [as_result(step) for step in plan.writes]
     result["gpus"] = _named(situation.gpus, request)
     result["quiesced"] = as_result(plan_quiet(plan.targets, request.services))
     result["recovered"] = None
@@ -243,13 +274,14 @@ def _named(gpus: Mapping[str, Gpu], request: Request) -> list[dict[str, Any]]:
     return [as_result(gpus[address]) for address in named if address in gpus]
 
 
-def _change(machine: Machine, store: Store, request: Request) -> dict[str, Any]:
+def transact(machine: Machine, store: Store, request: Request) -> dict[str, Any]:
+    """Fulfil wishes in one transaction; the caller holds the lock. See `change`."""
     named = [address for wish in request.wishes for address in wish.addresses]
     situation = read_situation(machine.host, store, wake=named)
     plan = plan_change(situation, request.wishes, request.services)
     reasons = judge(situation, plan.targets, request.accept)
     before = shape_of(situation.gpus.values())
-    if not plan.writes or _refused(reasons):
+    if not plan.writes or refused(reasons):
         result = _result(request, plan, reasons, before, before)
         return {**result, "gpus": _named(situation.gpus, request), "writes": []}
     quiet = plan_quiet(plan.targets, request.services)
@@ -317,7 +349,8 @@ def _renumbered(before: Mapping[str, Gpu], after: Mapping[str, Gpu]) -> list[str
     ]
 
 
-def _refused(reasons: Iterable[Reason]) -> list[Reason]:
+def refused(reasons: Iterable[Reason]) -> list[Reason]:
+    """Return the reasons that were not accepted."""
     return [reason for reason in reasons if not reason.accepted]
 
 
@@ -336,12 +369,14 @@ def _record(store: Store, request: Request, plan: Plan, quiet: Quiet) -> Record:
         awake=tuple(sorted({write.path for write in plan.writes if write.value == "auto"})),
         services=quiet.services,
         persistence=quiet.persistence,
+        resets=plan.resets,
     )
 
 
 def _wish_in_words(wish: Wish) -> str:
     words = [f"driver {wish.driver}"] if wish.driver else []
     words += [f"type {wish.type}"] if wish.type else []
+    words += [f"a reset by {wish.reset}"] if wish.reset else []
     return f"{', '.join(wish.addresses)} to {' and '.join(words)}"
 
 
@@ -357,7 +392,7 @@ def _let_go(
         situation = read_situation(machine.host, store)
         again = plan_change(situation, request.wishes, request.services)
         reasons = judge(situation, again.targets, request.accept)
-        problems = [str(reason) for reason in _refused(reasons)]
+        problems = [str(reason) for reason in refused(reasons)]
     return Failure("; ".join(problems)) if problems else None
 
 
@@ -490,18 +525,18 @@ def _result(
     request: Request, plan: Plan, reasons: Sequence[Reason], before: Shape, after: Shape
 ) -> dict[str, Any]:
     """Return what every result of the module has."""
-    refused = _refused(reasons)
+    against = refused(reasons)
     typed = {at for wish in request.wishes if wish.type for at in wish.addresses}
     result: dict[str, Any] = {
-        "changed": bool(plan.writes) and not refused,
+        "changed": bool(plan.writes) and not against,
         "rolled_back": False,
         "guards": [as_result(reason) for reason in reasons],
         "quiesced": as_result(Quiet((), ())),
         "diff": {"before": _shown(plan, before, typed), "after": _shown(plan, after, typed)},
         "warnings": [f"accepted {reason.id}: {reason}" for reason in reasons if reason.accepted],
     }
-    if refused:
-        result["msg"] = "nothing was changed: " + "; ".join(map(str, refused))
+    if against:
+        result["msg"] = "nothing was changed: " + "; ".join(map(str, against))
     return result
 
 

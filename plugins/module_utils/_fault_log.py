@@ -44,7 +44,11 @@ _END = re.compile(
 )
 _MINOR = re.compile(rf"GPU ({_BDF}): rm_init_adapter failed")
 _NO_PROBE = re.compile(r"nvidia.* probe (?:with driver nvidia|of \S+) failed with error")
-_STARTED = re.compile(rf"Initialized nvidia-drm \S+ (?:\d+ )?for ({_BDF}) on minor")
+# by the driver, or by our gpu_reset, which opened the device node
+_STARTED = re.compile(
+    rf"Initialized nvidia-drm \S+ (?:\d+ )?for (?P<drm>{_BDF}) on minor"
+    rf"|gpuhost: nvidia started GPU (?P<ours>{_BDF})"
+)
 _LOADED = "NVRM: loading NVIDIA UNIX"
 _XID = re.compile(rf"(?<!S)Xid \((?:PCI:)?({_BDF})[^)]*\): (\d+)(.*)")
 _XID_INSTANCE = re.compile(r"from GPU(\d{1,4}) GSP")
@@ -75,6 +79,7 @@ _START_WORDS = (
     "RmInitAdapter failed",
     "rm_init_adapter failed",
     "Initialized nvidia-drm",
+    "gpuhost: nvidia started",
     "kfspDumpDebugState",
 )
 _BY_DRIVER = re.compile(rf"([\w-]+) ({_BDF}): ")
@@ -354,7 +359,7 @@ class Found:
             else:
                 ended.add(record)
         elif started:
-            card = self.card(full_address(started[1]))
+            card = self.card(full_address(started["drm"] or started["ours"]))
             card.named, card.started, card.cause = True, record, None
             card.started_order = self._order
             card.drop(*START_CLASSES, "gpu_lost", "reset_failed")

@@ -14,7 +14,7 @@ another.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
@@ -26,6 +26,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Owner, User
 
+BUS_RESETS = ("bus", "cxl_bus")
 DRIVER_OF = {"lxc": "nvidia", "qemu": "vfio-pci"}  # what a guest of this kind needs its GPUs on
 
 
@@ -43,6 +44,9 @@ class Situation:
         duties: what the host itself does with the other devices of the GPUs' groups, by address.
         sleepy: `power/control` files that read `auto`, by the function they matter for.
         restore: those among them that get `auto` back afterwards.
+        bridges: the bridge above each GPU that can reset all that is below it (its file
+            `reset_subordinate`); only of GPUs that offer no reset of the bus themselves.
+        below: functions that are no part of a GPU's card, below the bridge above that GPU.
     """
 
     gpus: Mapping[str, Gpu]
@@ -54,6 +58,8 @@ class Situation:
     duties: Mapping[str, tuple[str, ...]]
     sleepy: Mapping[str, tuple[str, ...]]
     restore: frozenset[str]
+    bridges: Mapping[str, str] = field(default_factory=dict)
+    below: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Target:
         going: all functions that are without driver while the type is written.
         together: all functions the change is about.
         services: systemd units that may be stopped for the change.
+        reset: how the card is reset while it has no driver, `None` when it is not.
     """
 
     gpu: Gpu
@@ -81,6 +88,7 @@ class Target:
     going: Collection[str]
     together: Collection[str]
     services: Collection[str]
+    reset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,7 @@ def _sriov_vfs(_situation: Situation, target: Target) -> Iterator[tuple[str, str
 
 def _mig(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
     gpu = target.gpu
-    if not target.moves or target.driver == "nvidia":
+    if not target.moves or (target.driver == "nvidia" and target.reset is None):
         return
     if gpu.mig:
         yield (
@@ -292,9 +300,19 @@ def _foreign_type(situation: Situation, target: Target) -> Iterator[tuple[str, s
 
 
 def _display(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
-    if target.moves and target.driver != "nvidia":
+    if target.moves and (target.driver != "nvidia" or target.reset is not None):
         for sign in target.gpu.display:
             yield sign, "give the host another display, or none"
+
+
+def _reset_reach(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
+    """A reset of the bus reaches everything below the bridge (pci_bridge_secondary_bus_reset)."""
+    others = situation.below.get(target.gpu.address, ())
+    if target.reset in BUS_RESETS and others:
+        yield (
+            f"a reset of its bus would also reset {', '.join(others)}, which are not of its card",
+            "use a method that resets the GPU alone, or power the host off",
+        )
 
 
 def _kernel_client(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
@@ -374,6 +392,7 @@ GUARDS = (
     Guard("kernel-client", True, _kernel_client),
     Guard("sibling-taken", False, _sibling_taken),
     Guard("type-held", False, _type_held),
+    Guard("reset-reach", False, _reset_reach),
     Guard("snp-identity", False, _identity("snp-identity")),
     Guard("sme-identity", True, _identity("sme-identity")),
     Guard("fsp-identity", True, _identity("fsp-identity")),

@@ -55,6 +55,15 @@ class Outcome:
 Writer = Callable[[str, str, float], Outcome]
 
 
+def open_node(path: str, timeout: float) -> Outcome:
+    """Open a device node and close it again, waiting at most `timeout` seconds.
+
+    The NVIDIA driver starts a GPU when its node is opened (nv_open_device in kernel-open/nvidia),
+    and answers EIO when that fails.
+    """
+    return _outcome(*in_child(_open, (path,), timeout))
+
+
 @dataclass(frozen=True)
 class Machine:
     """A host to change.
@@ -66,6 +75,7 @@ class Machine:
         drain: how many seconds processes may take to let go of a GPU they were asked to leave.
         run: runs a command of the host, for what only NVIDIA's or systemd's tools can do.
         log: returns what the kernel logged since so many seconds after boot.
+        start: opens a device node, and closes it again.
     """
 
     host: Reader
@@ -74,6 +84,7 @@ class Machine:
     drain: float = 30.0
     run: Callable[[Sequence[str], float], str] = run
     log: Callable[[Reader, float], KernelLog] = read_since
+    start: Callable[[str, float], Outcome] = open_node
 
 
 def write(path: str, value: str, timeout: float) -> Outcome:
@@ -81,7 +92,11 @@ def write(path: str, value: str, timeout: float) -> Outcome:
 
     After the deadline the write is left behind in its own process: it may still take effect.
     """
-    answer, child = in_child(_load if path == MODPROBE else _store, (path, value), timeout)
+    action = _load if path == MODPROBE else _store
+    return _outcome(*in_child(action, (path, value), timeout))
+
+
+def _outcome(answer: bytes, child: int) -> Outcome:
     if child:
         return Outcome("stuck", pid=child)
     if answer == b"ok":
@@ -95,6 +110,15 @@ def _store(send: Callable[[bytes], object], path: str, value: str) -> None:
     # os.write, because a buffered file reports the kernel's refusal only when it is closed
     try:
         os.write(os.open(path, os.O_WRONLY), value.encode() + b"\n")
+    except OSError as error:
+        send(str(error.errno).encode())
+    else:
+        send(b"ok")
+
+
+def _open(send: Callable[[bytes], object], path: str) -> None:
+    try:
+        os.close(os.open(path, os.O_RDWR))
     except OSError as error:
         send(str(error.errno).encode())
     else:

@@ -33,6 +33,7 @@ CHOICES = ("nvidia", "vfio-pci", "none")
 NO_DRIVER = "none"  # as an override it names no driver, so that nothing binds the device
 ANY = "any"  # a driver of the kernel's choice
 PROBE = "/sys/bus/pci/drivers_probe"
+REBIND = "rebind"  # no reset, only the driver taken off and given back
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Wish:
         type: of their IOMMU groups, `None` to leave it.
         expect_id: vendor and device id the cards must have.
         in_place: take no driver off for a change of type.
+        reset: reset the cards by this method while they have no driver; `REBIND` for none.
     """
 
     addresses: tuple[str, ...]
@@ -52,6 +54,7 @@ class Wish:
     type: str | None = None
     expect_id: str | None = None
     in_place: bool = False
+    reset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Plan:
         before: of every function concerned.
         after: of every function concerned; driver `ANY` where the kernel chooses.
         types: group number to the type it is to get.
+        resets: the file `reset_method` of each GPU that is reset by one method of several, and
+            what it reads.
         writes: the way there, in order.
     """
 
@@ -70,6 +75,7 @@ class Plan:
     before: Mapping[str, Had]
     after: Mapping[str, Had]
     types: Mapping[int, str]
+    resets: Mapping[str, str]
     writes: tuple[Write, ...]
 
 
@@ -104,22 +110,48 @@ def plan_change(
     for address, wish in wish_of.items():
         if not wish.in_place:
             moving |= _in_the_way(situation, cards[address], types)
+        if wish.reset is not None:
+            moving |= {at for at in present(cards[address]) if after[at].driver not in (None, ANY)}
     targets = tuple(
         Target(
             gpu=gpu,
             driver=after[address].driver,
-            moves=any(at in moving for at in present(gpu)),
+            moves=any(at in moving for at in present(gpu)) or wish_of[address].reset is not None,
             type=types.get(gpu.iommu_group.number) if gpu.iommu_group else None,
             by_name=gpu.iommu_group is not None and gpu.iommu_group.number in by_name,
             expect_id=wish_of[address].expect_id,
             going=moving,
             together=before,
             services=services,
+            reset=wish_of[address].reset,
         )
         for address, gpu in sorted(cards.items())
     )
     order = [at for at in before if at in moving]
-    return Plan(targets, before, after, types, tuple(moves(situation, before, after, order, types)))
+    middle, files = [], {}
+    for target in targets:
+        if target.reset not in (None, REBIND):
+            steps = _reset(situation, target.gpu, target.reset or "")
+            middle += steps
+            files.update({step.path: step.value for step in steps[2:]})
+    writes = moves(situation, before, after, order, types, resets=middle)
+    return Plan(targets, before, after, types, files, tuple(writes))
+
+
+def _reset(situation: Situation, gpu: Gpu, method: str) -> list[Write]:
+    """Return the writes that reset a card without driver by one method (drivers/pci/pci.c).
+
+    The kernel uses the first method of the file `reset_method`, so that names the one alone
+    meanwhile. A card of several functions has no `bus` there: that goes by the bridge above it.
+    """
+    if method not in gpu.reset_methods:
+        return [Write(f"{DEVICES}/{situation.bridges[gpu.address]}/reset_subordinate", "1")]
+    at = f"{DEVICES}/{gpu.address}"
+    steps = [Write(f"{at}/reset", "1")]
+    if len(gpu.reset_methods) > 1:
+        file = f"{at}/reset_method"
+        steps = [Write(file, method), *steps, Write(file, " ".join(gpu.reset_methods))]
+    return steps
 
 
 def _by_gpu(wishes: Sequence[Wish]) -> dict[str, Wish]:
@@ -191,11 +223,14 @@ def moves(
     wanted: Mapping[str, Had],
     moving: Sequence[str],
     types: Mapping[int, str],
+    *,
+    resets: Sequence[Write] = (),
 ) -> list[Write]:
     """Return the writes from one state to another.
 
-    Overrides come first, so that nothing else takes a function while it is free; a type comes
-    while its group has no driver, and nvidia is not loaded before, since it would bind at once.
+    Overrides come first, so that nothing else takes a function while it is free; a type, and a
+    reset, come while there is no driver, and nvidia is not loaded before, for it would bind at
+    once.
     """
     writes = [
         Write(f"{DEVICES}/{address}/driver_override", want.override or "")
@@ -204,7 +239,7 @@ def moves(
     ]
     drivers = {wanted[address].driver for address in moving} - situation.drivers - {None, ANY}
     loads = [Write(MODPROBE, driver) for driver in sorted(filter(None, drivers))]
-    writes += loads if not types else []
+    writes += loads if not types and not resets else []
     awake = sorted({file for address in moving for file in situation.sleepy.get(address, ())})
     writes += [Write(file, "on") for file in awake]
     writes += [  # companions first: the GPU's own function carries the card
@@ -213,6 +248,7 @@ def moves(
         if now[address].driver
     ]
     writes += [Write(f"{GROUPS}/{number}/type", value) for number, value in sorted(types.items())]
-    writes += loads if types else []
+    writes += resets
+    writes += loads if types or resets else []
     writes += [Write(PROBE, address) for address in moving if wanted[address].driver]
     return writes + [Write(file, "auto") for file in awake if file in situation.restore]

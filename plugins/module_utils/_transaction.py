@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Record:
         awake: files `power/control` that read `auto` before.
         services: systemd units that were stopped for the time of the change.
         persistence: GPUs whose persistence mode was switched off for it.
+        resets: files `reset_method` that name one method for the time of a reset, and what they
+            read before.
     """
 
     boot: str
@@ -65,6 +67,7 @@ class Record:
     awake: tuple[str, ...]
     services: tuple[str, ...] = ()
     persistence: tuple[str, ...] = ()
+    resets: Mapping[str, str] = field(default_factory=dict)
 
 
 class Store:
@@ -208,11 +211,13 @@ def _as_record(found: Mapping[str, Any]) -> Record | None:
     texts = [found.get(key) for key in ("boot", "started", "wish")]
     lists = [found.get(key) for key in ("awake", "services", "persistence")]
     before, types = found.get("before"), found.get("types")
+    resets = found.get("resets", {})  # a record of 0.1 has none
     if not (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(one, list) and all(isinstance(n, str) for n in one) for one in lists)
         and isinstance(types, dict)
-        and all(isinstance(kind, str) for kind in types.values())
+        and isinstance(resets, dict)
+        and all(isinstance(text, str) for text in (*types.values(), *resets.values()))
         and isinstance(before, dict)
         and all(map(_is_had, before.values()))
     ):
@@ -226,6 +231,7 @@ def _as_record(found: Mapping[str, Any]) -> Record | None:
         awake=tuple(found["awake"]),
         services=tuple(found["services"]),
         persistence=tuple(found["persistence"]),
+        resets=resets,
     )
 
 

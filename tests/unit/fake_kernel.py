@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,11 @@ class FakeKernel:
         self.commands: list[str] = []
         self.answer: Callable[[str], str] = lambda _command: ""
         self.logged = ""  # what the kernel says while a change goes on
+        self.resets: list[tuple[str, str]] = []  # (what was reset, method)
+        self.cures: dict[str, str] = {}  # GPUs that do not start, and the method that helps them
+        self._clock = 100  # seconds since boot, one more with each write
+        self.starting: dict[str, int | str] = {}  # GPU to errno, or "stuck"
+        self.complaint = "NVRM: GPU {}: RmInitAdapter failed! (0x62:0xffff:2168)"
         (root / "run").mkdir(exist_ok=True)
         self.boot("5b1d0f6e-0c3a-4f6d-9d0a-0f5f2f1d7c11")
 
@@ -44,8 +50,33 @@ class FakeKernel:
         return self.answer(self.commands[-1])
 
     def log(self, host: Reader, seconds: float) -> KernelLog:
-        """Use it as the `log` of a `Machine`."""
-        return read_blocks([self.logged.encode()])
+        """Use it as the `log` of a `Machine`; lines without a time are always new."""
+        lines = self.logged.splitlines(keepends=True)
+        old = re.compile(r"\[ *(\d+)\.")
+        times = [(old.match(line), line) for line in lines]
+        return read_blocks(
+            [line.encode() for time, line in times if not time or int(time[1]) >= seconds]
+        )
+
+    def start(self, path: str, timeout: float) -> Outcome:
+        """Use it as the `start` of a `Machine`: an ill GPU complains, as the driver does."""
+        minor = path.removeprefix("/dev/nvidia")
+        gpus = self.root / "proc/driver/nvidia/gpus"
+        address = next(
+            at
+            for at in sorted(os.listdir(gpus))
+            if f"Device Minor: \t {minor}\n" in (gpus / at / "information").read_text()
+        )
+        if address in self.cures:
+            for line in self.complaint.format(address).splitlines():
+                self._say(line)
+            self._tick()
+            return self._outcome(errno.EIO)
+        return self._outcome(self.starting.get(address, 0))
+
+    def _tick(self) -> None:
+        self._clock += 1
+        (self.root / "proc/uptime").write_text(f"{self._clock}.00 1.00\n")
 
     def boot(self, boot_id: str) -> None:
         """Give the running boot an id."""
@@ -55,6 +86,7 @@ class FakeKernel:
 
     def __call__(self, path: str, value: str, timeout: float) -> Outcome:
         self.writes.append((path, value))
+        self._tick()
         for (ending, wanted), answer in self.answers.items():
             if path.endswith(ending) and value == wanted:
                 return self._outcome(answer)
@@ -76,6 +108,9 @@ class FakeKernel:
             "bind": lambda: self._bind(parent, value),
             "type": lambda: self._set_type(self.root / path[1:], value),
             "modprobe": lambda: self._load(value),
+            "reset": lambda: self._reset(parent),
+            "reset_subordinate": lambda: self._reset(parent),
+            "kmsg": lambda: self._say(value),
         }
         if name in known:
             return known[name]()
@@ -153,6 +188,24 @@ class FakeKernel:
             minor = (folder / "information").read_text().split("Device Minor:")[1].split()[0]
             (self.root / f"dev/nvidia{minor}").unlink()
             shutil.rmtree(folder)
+        return 0
+
+    def _reset(self, name: str) -> int:
+        file = self.device(name) / "reset_method"
+        method = file.read_text().split()[0] if file.exists() else "subordinate"
+        self.resets.append((name, method))
+        below = [
+            at for at in self.cures if at == name or f"/{name}/" in os.readlink(self.device(at))
+        ]
+        for address in below:
+            if self.driver(address):
+                raise AssertionError(f"{address} was reset below its driver")
+            if self.cures[address] == method:
+                del self.cures[address]
+        return 0
+
+    def _say(self, text: str) -> int:
+        self.logged += f"[{self._clock:5}.000000] {text}\n"
         return 0
 
     def _set_type(self, at: Path, value: str) -> int:

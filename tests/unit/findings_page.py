@@ -23,8 +23,8 @@ This page is made from the rules by `tests/unit/findings_page.py`.
 REPORTS_HEAD = """\
 ## Public reports
 
-What went wrong for others, and what answers it here: a finding shows it, a guard of the module
-`gpu` refuses it before anything is written. A report stands for its class.
+What went wrong for others, and what answers it here: a finding shows it, a guard of the modules
+`gpu` and `gpu_reset` refuses it before anything is written. A report stands for its class.
 """
 
 

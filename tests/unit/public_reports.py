@@ -178,8 +178,7 @@ REPORTS = {
             ("cloud-hypervisor/cloud-hypervisor#8533", "dstackai/dstack#1058"),
             "A reset of the bus would reach cards of others.",
             ("bus-shared",),
-            (),
-            "nothing here resets a bus",
+            ("reset-reach",),
         ),
         Report(
             ("kubevirt/kubevirt#8549",),
@@ -199,7 +198,7 @@ REPORTS = {
             "One card lists another way of reset than before.",
             ("reset-methods-differ",),
             (),
-            "`gpu_info` shows the methods",
+            "`gpu_info` shows the methods, `gpu_reset` tries them in the order asked for",
         ),
         Report(
             tuple(f"{_OPEN}#{number}" for number in (829, 1104, 1230)),
@@ -231,7 +230,7 @@ REPORTS = {
         Report(
             ("NVIDIA/NV-Kernels#485",),
             "Newer kernels answer a reset with EBUSY.",
-            otherwise="nothing here resets a card",
+            otherwise="`gpu_reset` tells the kernel's answer, and goes on to the next method",
         ),
         Report(
             ("https://forum.proxmox.com/threads/179366/",),
