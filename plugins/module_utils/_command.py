@@ -13,6 +13,7 @@ be long, and a driver that hangs makes tools hang.
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import tempfile
@@ -25,17 +26,46 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import G
 _REAP_SECONDS = 5.0
 
 
-def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
+class CommandError(GpuHostError):
+    """A command ended, but not as it should.
+
+    Attributes:
+        code: its exit status; below zero the signal that ended it, 127 when it is not installed.
+        said: what it wrote to standard error.
+    """
+
+    def __init__(self, text: str, code: int, said: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.said = said
+
+
+def stream(
+    command: Sequence[str],
+    timeout: float,
+    *,
+    good: Sequence[int] = (0,),
+    silent: bool = False,
+    memory: int | None = None,
+) -> Iterator[bytes]:
     """Run a command and yield its standard output in blocks.
 
+    Args:
+        command: program and arguments.
+        timeout: seconds in all, what the caller does between two blocks included.
+        good: exit statuses of success.
+        silent: a command that wrote to standard error did not succeed.
+        memory: bytes of address space that it may have.
+
     Raises:
-        GpuHostError: it is not installed, failed, or was stopped after `timeout` seconds.
+        CommandError: it is not installed, or failed.
+        GpuHostError: it was stopped after `timeout` seconds.
     """
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as complaints, Path(os.devnull).open("rb") as nothing:
         child = os.fork()
         if child == 0:
-            _become(command, (nothing.fileno(), writing, complaints.fileno()))
+            _become(command, (nothing.fileno(), writing, complaints.fileno()), memory)
         os.close(writing)
         deadline, ended = time.monotonic() + timeout, False
         try:
@@ -57,10 +87,10 @@ def stream(command: Sequence[str], timeout: float) -> Iterator[bytes]:
             )
         if not ended:
             raise GpuHostError(f"{command[0]} was stopped after {timeout:g} s, before its end")
-        if code:
-            complaints.seek(0)
-            said = complaints.read(500).decode("utf-8", "replace").strip()
-            raise GpuHostError(f"{' '.join(command)} failed ({code}): {said}")
+        complaints.seek(0)
+        said = complaints.read(500).decode("utf-8", "replace").strip()
+        if code not in good or (silent and said):
+            raise CommandError(f"{' '.join(command)} failed ({code}): {said}", code, said)
 
 
 def _exit_status(child: int, seconds: float) -> int | None:
@@ -75,9 +105,11 @@ def _exit_status(child: int, seconds: float) -> int | None:
         time.sleep(0.01)
 
 
-def _become(command: Sequence[str], streams: Sequence[int]) -> None:
+def _become(command: Sequence[str], streams: Sequence[int], memory: int | None) -> None:
     """Turn this process, a fresh child, into the command, with these three streams."""
     try:
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         for target, source in enumerate(streams):
             os.dup2(source, target)
         os.execvp(command[0], list(command))

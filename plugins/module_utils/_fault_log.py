@@ -31,7 +31,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds imp
     Kind,
     matching,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import Record
+from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms import Record
 
 _BDF = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _DEVICE = r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"  # as the IOMMU drivers write it

@@ -40,7 +40,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import (
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
     KernelLog,
-    Record,
     read_blocks,
     read_file,
     read_live,
@@ -50,6 +49,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._layout import (
     entry_as_result,
     resolve_layout,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms import Record
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest, read_guests
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import as_result, read_device
 from ansible_collections.gpuhost.inference.plugins.module_utils._reboot import (

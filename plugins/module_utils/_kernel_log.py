@@ -6,129 +6,59 @@
 
 """Kernel log records out of the journal, the kernel's ring buffer, or a saved log in any form.
 
-Nothing here knows what a fault is. A log is read once, as a stream: lines that cannot matter are
-dropped by a search for a few words, the others become `Record`s, and on the way it is noted
-whether anything is missing, because "no fault was seen" is worth nothing in a log with holes.
+Programs that are on every host leave out the lines that cannot matter, several times faster than
+Python could: grep for files, journalctl itself for the journal. Where they cannot, Python does.
 """
 
 from __future__ import annotations
 
-import contextlib
+import bz2
 import errno
+import gzip
 import heapq
-import json
+import lzma
 import os
-import re
+import stat
 import time
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from itertools import chain
 from pathlib import Path
-from typing import Callable
+from typing import IO, Callable, Union
 
-from ansible_collections.gpuhost.inference.plugins.module_utils._command import stream
+from ansible_collections.gpuhost.inference.plugins.module_utils._command import (
+    CommandError,
+    stream,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms import (
+    Record,
+    from_dmesg_json,
+    is_dmesg_json,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._log_source import (
+    NUMBERS,
+    WORDS,
+    Quick,
+    Source,
+    grep_pattern,
+    is_kmsg,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
-# A line without any of these words holds nothing that anybody here looks for. The last one keeps
-# journal messages that are no UTF-8: there the text is an array of numbers.
-WORDS = (
-    b"NVRM",
-    b"nvidia",
-    b"NovaCore",
-    b"nouveau",
-    b"AMD-Vi",
-    b"DMAR",
-    b"smmu",
-    b"vfio",
-    b"ms after",
-    b"power state",
-    b"] type 0",
-    b"PCI bridge to",
-    b"AER: ",
-    b"PCIe Bus Error",
-    b"DPC: containment",
-    b"error status/mask",
-    b"}[Hardware Error]",
-    b"PCI ROM header",
-    b"pending transaction",
-    b"blocked for more than",
-    b"Linux version",
-    b"Memory Encryption",
-    b"callbacks suppressed",
-    b"messages dropped",
-    b"kernel messages",
-    b"buffer overrun",
-    b'"MESSAGE":[',
-)
 _BLOCK = 1 << 16
-_LONGEST_LINE = 1 << 20
-_JOURNALD = "journald"  # source of its notes about lost messages; never yielded
 _MERGE_WINDOW = 4096  # records; two readers of one ring disagree about order by far less
-
-_KMSG = re.compile(r"(?P<prefix>\d+),\d+,(?P<micros>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
-_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
-_PREFIX = re.compile(
-    r"""
-    (?:<(?P<level>\d{1,4})>)?                                     # dmesg --raw
-    (?:(?:\S+:[ ])?                                               # a remote host's address
-       (?P<facility>kern|user|mail|daemon|auth|authpriv|syslog|cron|local[0-7])
-       [ ]*:[ ]*\w+[ ]*:[ ]*(?=[\[\d]))?                          # dmesg --decode
-    (?: \[[ ]*(?:(?P<seconds>\d{1,12}\.\d{1,9})(?:[ ]*<[^>]*>)?
-                |(?P<bracket>\w{3}[ ]\w{3}[ ][^\]]*|\d{4}-[^\]]*))\]:?[ ]?
-      | (?P<stamp>(?:(?:[A-Z][a-z]{2}[ ])?\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2}[ ][ \d]\d[ ])?
-         \d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[ ]UTC|[+-]\d\d:?\d\d)?)[ ])?
-    (?:[ ]*\[[ ]*[TC]\d+\][ ]?)?                                  # the caller: thread or CPU
-    """,
-    re.VERBOSE,
-)
-_BY_KERNEL = re.compile(r"\S+ kernel: ?(?:\[ *(?P<seconds>\d{1,12}\.\d{1,9})\] ?)?")
-_BY_PROCESS = re.compile(r"(?:[^\s:]+ )?[\w@./-]+\[\d+\]: ")
-_BY_PROGRAM = re.compile(r"(?!NVRM )[^\s:]+ [\w@./-]+: ")
-
-_LOST = re.compile(
-    r"(?:printk )?messages dropped|Missed \d+ kernel messages|buffer overrun|event log overflow"
-    r"|dmar_fault: \d+ callbacks suppressed"  # one limit for all devices: any may be hidden
-)
-_NOTED = (
-    "Linux version ",
-    "messages dropped",
-    "kernel messages",
-    "buffer overrun",
-    "log overflow",
-    "callbacks suppressed",
-    "Rate limiting",
-)
-_SUPPRESSED = re.compile(
-    r"((?:amd_iommu|arm_smmu|iommu|nv|rm)\w*): (\d+) callbacks suppressed|Rate limiting GSP RPC"
-)
-
-
-@dataclass(frozen=True)
-class Record:
-    """One message of the kernel.
-
-    Attributes:
-        source: `journal`, `dmesg` or `file`.
-        text: the message without time stamp, level or host name.
-        line: the line to quote as evidence.
-        seconds: time since boot, `None` when the form has none.
-        wall: time of day as the source writes it (UTC in ISO form out of the journal), or `None`.
-        boot_id: 32 hexadecimal digits, `None` when the form has none.
-    """
-
-    source: str
-    text: str
-    line: str
-    seconds: float | None = None
-    wall: str | None = None
-    boot_id: str | None = None
-
-    @property
-    def time(self) -> str | None:
-        """The best time known, as text: time of day, else seconds since boot."""
-        return self.wall or (None if self.seconds is None else f"{self.seconds:.6f}")
+_FILE_SECONDS = 3600.0  # for grep on a saved log; a disk reads hundreds of GB in that time
+_GREP_MEMORY = 256 << 20  # it holds whole lines, and a file of zeros is one line
+_Unpacker = Union[gzip.GzipFile, lzma.LZMAFile, bz2.BZ2File]
+_COMPRESSED: dict[bytes, Callable[[IO[bytes]], _Unpacker]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw),
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+    b"BZh": bz2.BZ2File,
+}
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstd -d", b"\x04\x22\x4d\x18": "lz4 -d", b"PK\x03\x04": "unzip"}
 
 
 @dataclass(frozen=True)
@@ -167,234 +97,6 @@ class LogSummary:
     def readable(self) -> bool:
         """Whether any source could be read at all."""
         return any(source.error is None for source in self.sources)
-
-
-def _unescape(text: str) -> str:
-    """Undo the escapes of /dev/kmsg, a backslash, `x` and two digits (kernel/printk/printk.c)."""
-    if "\\x" not in text:
-        return text
-    data = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), text.encode("utf-8", "replace"))
-    return data.decode("utf-8", "replace")
-
-
-def _from_journal(line: str, source: str) -> Record | None:
-    """Take one object of `journalctl -o json`; fields as in systemd.journal-fields(7)."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict):
-        return None
-
-    def number(key: str) -> int | None:
-        value = str(entry.get(key, ""))
-        return int(value) if value.isdecimal() and len(value) < 17 else None
-
-    message = entry.get("MESSAGE")
-    if isinstance(message, list):
-        numbers = [n for n in message if isinstance(n, int) and 0 <= n < 256]
-        message = bytes(numbers).decode("utf-8", "replace")
-    by_kernel = entry.get("SYSLOG_IDENTIFIER", "kernel") == "kernel"
-    by_journald = entry.get("_TRANSPORT") == "driver"  # its own notes, of what it has lost
-    if not isinstance(message, str) or not (by_kernel or by_journald):
-        return None
-    # the ring's own stamp: equal, to the microsecond, to the one in /dev/kmsg
-    micros = number("_SOURCE_MONOTONIC_TIMESTAMP")
-    micros = number("__MONOTONIC_TIMESTAMP") if micros is None else micros
-    seconds = None if micros is None else micros / 1e6
-    real = number("_SOURCE_REALTIME_TIMESTAMP") or number("__REALTIME_TIMESTAMP")
-    wall = None
-    with contextlib.suppress(OverflowError):
-        if real is not None:
-            at = datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=real)
-            wall = at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    boot_id = entry.get("_BOOT_ID")
-    return Record(
-        source if by_kernel else _JOURNALD,
-        message,
-        message if seconds is None else f"[{seconds:12.6f}] {message}",
-        seconds,
-        wall,
-        boot_id if isinstance(boot_id, str) else None,
-    )
-
-
-def _from_kmsg(found: re.Match[str], source: str) -> Record | None:
-    """Take one record of /dev/kmsg; see Documentation/ABI/testing/dev-kmsg."""
-    if int(found["prefix"][:9]) >> 3:  # the facility: a program wrote it into /dev/kmsg
-        return None
-    seconds = int(found["micros"][:17]) / 1e6
-    text = _unescape(found["text"])
-    return Record(source, text, f"[{seconds:12.6f}] {text}", seconds)
-
-
-def parse(line: str, source: str = "file") -> Record | None:
-    """Take one line apart, whatever wrote it: dmesg, journalctl, /dev/kmsg, syslog, or nothing.
-
-    Returns:
-        The record, or `None` for an empty line and for a message that is not the kernel's: a
-        program that quotes a kernel message in the journal must not count.
-    """
-    line = line.rstrip("\r\n\0 ")
-    if line.startswith("{"):
-        return _from_journal(line, source)
-    record = _KMSG.match(line)
-    if record:
-        return _from_kmsg(record, source)
-    prefix = _PREFIX.match(line)
-    if prefix is None:  # cannot be: every part of it is optional
-        return None
-    rest = line[prefix.end() :]
-    seconds, stamp = prefix["seconds"], prefix["stamp"]
-    # behind a stamp with a date, syslog's forms have a host name and a program; dmesg's ISO form
-    # is told by its comma
-    syslog = stamp is not None and "," not in stamp and len(stamp) > len("hh:mm:ss.000")
-    by_others = int(prefix["level"] or 0) >> 3 or prefix["facility"] not in (None, "kern")
-    by_kernel = _BY_KERNEL.match(rest)
-    if by_kernel:
-        rest = rest[by_kernel.end() :]
-        seconds = by_kernel["seconds"] or seconds
-    elif "systemd-journald[" in rest[:200]:
-        source = _JOURNALD
-    elif _BY_PROCESS.match(rest) or (syslog and _BY_PROGRAM.match(rest)):
-        by_others = True
-    if by_others or not rest.strip():
-        return None
-    wall = prefix["bracket"] or stamp
-    return Record(source, rest, line, float(seconds) if seconds else None, wall)
-
-
-class Source:
-    """One source of records, read once as a stream of blocks of bytes."""
-
-    def __init__(
-        self, name: str, blocks: Callable[[], Iterable[bytes]], boot_id: str | None = None
-    ) -> None:
-        self.name = name
-        self.error: str | None = None
-        self.lines = 0
-        self.boot_id = boot_id
-        self.first: Record | None = None
-        self._blocks = blocks
-        self._kmsg: bool | None = None
-        self._sequence: int | None = None
-        self._last = b""
-        self._begins = False
-        self._lost: Counter[str] = Counter()
-        self._suppressed: Counter[str] = Counter()
-
-    @property
-    def complete(self) -> bool:
-        """Whether it begins where the boot began and nothing was lost since."""
-        return self.error is None and self._begins and not self._lost
-
-    @property
-    def last(self) -> Record | None:
-        """The last message with a time."""
-        return parse(self._last.decode("utf-8", "replace"), self.name)
-
-    def gaps(self) -> list[str]:
-        """Say what is missing, one sentence each."""
-        said = []
-        if self.error is not None:
-            said.append(f"{self.name}: {self.error}")
-        if not self._begins and self.lines:
-            said.append(
-                f"{self.name}: the first messages of the boot are missing (no 'Linux version')"
-            )
-        said += [f"{self.name}: {what} ({n} times)" for what, n in sorted(self._lost.items())]
-        said += [
-            f"{self.name}: {what} kept back {n} messages: counts are lower bounds"
-            for what, n in sorted(self._suppressed.items())
-        ]
-        return said
-
-    def __iter__(self) -> Iterator[Record]:
-        rest = b""
-        try:
-            for block in self._blocks():
-                joined = rest + block
-                end = joined.rfind(b"\n") + 1
-                if not end and len(joined) > _LONGEST_LINE:
-                    end = len(joined)
-                whole, rest = joined[:end], joined[end:]
-                if whole:
-                    yield from self._scan(whole)
-        except GpuHostError as error:
-            self.error = str(error)
-        if rest:
-            yield from self._scan(rest)
-        if not self.lines and self.error is None:
-            self.error = "it holds no kernel messages"
-
-    def _scan(self, whole: bytes) -> Iterator[Record]:
-        """Turn whole lines into records; most blocks of a long log hold no word and cost little."""
-        self.lines += whole.count(b"\n") or 1
-        self._last = whole.rstrip().rpartition(b"\n")[2] or self._last
-        if self._kmsg is None:
-            self._kmsg = _KMSG.match(whole[:4096].decode("ascii", "replace")) is not None
-        if self.first is None:
-            heads = (parse(head.decode("utf-8", "replace")) for head in whole[:4096].split(b"\n"))
-            self.first = next((head for head in heads if head and head.time), None)
-        if self._kmsg:
-            self.lines -= whole.count(b"\n ")  # KEY=value lines of a record
-            for line in whole.split(b"\n"):
-                self._follow(line)
-        for line in _promising(whole):
-            record = parse(line.decode("utf-8", "replace"), self.name)
-            if record is None:
-                continue
-            if record.boot_id not in (None, self.boot_id):
-                self._begin(record)
-            if any(word in record.text for word in _NOTED):
-                self._note(record)
-            if record.source != _JOURNALD:
-                yield record
-
-    def _follow(self, line: bytes) -> None:
-        """Follow the sequence numbers of /dev/kmsg: a jump tells how many records were lost."""
-        fields = line[:64].split(b",", 2)
-        if line.startswith(b" ") or len(fields) < 3 or not fields[1].isdigit():
-            return  # a continuation line of a record
-        sequence = int(fields[1])
-        if self._sequence is None or sequence < self._sequence:
-            self._lost.clear()
-            self._begins = sequence == 0
-        elif sequence > self._sequence + 1:
-            self._lost["records missing by their sequence number"] += sequence - self._sequence - 1
-        self._sequence = sequence
-
-    def _begin(self, record: Record) -> None:
-        """Start anew with another boot: only the last one in a log counts."""
-        if not self._kmsg:  # there the sequence numbers tell
-            self._lost.clear()
-            self._suppressed.clear()
-        self._begins = "Linux version " in record.text
-        self.boot_id = record.boot_id or self.boot_id
-
-    def _note(self, record: Record) -> None:
-        """Note where a boot begins, and what the log says about its own gaps."""
-        if "Linux version " in record.text:
-            self._begin(record)
-        found = _LOST.search(record.text)
-        if found:
-            self._lost[re.sub(r"\d+", "N", found[0])] += 1
-        found = _SUPPRESSED.search(record.text)
-        if found:
-            self._suppressed[found[1] or "the driver"] += int((found[2] or "1")[:12])
-
-
-def _promising(whole: bytes) -> Iterator[bytes]:
-    """Yield the lines with any of `WORDS`, in order; searching blocks is faster than lines."""
-    starts: dict[int, int] = {}
-    for word in WORDS:
-        at = whole.find(word)
-        while at >= 0:
-            start, end = whole.rfind(b"\n", 0, at) + 1, whole.find(b"\n", at)
-            starts[start] = end = len(whole) if end < 0 else end
-            at = whole.find(word, end)
-    for start in sorted(starts):
-        yield whole[start : starts[start]]
 
 
 class KernelLog:
@@ -445,7 +147,70 @@ def this_boot(host: Reader) -> str | None:
     return None if text is None else text.replace("-", "")
 
 
+# -- the journal ----------------------------------------------------------------------------------
+
 Runner = Callable[[Sequence[str], float], Iterable[bytes]]
+
+
+def journalctl(command: Sequence[str], timeout: float) -> Iterator[bytes]:
+    """Run journalctl: it leaves out a damaged file, says so, and ends as if all were well."""
+    return stream(command, timeout, silent=True)
+
+
+class _Journal:
+    """The kernel's messages of one boot, as objects of JSON, one a line."""
+
+    def __init__(self, run: Runner, boot: str, timeout: float) -> None:
+        fields = "MESSAGE,SYSLOG_IDENTIFIER,_TRANSPORT,_SOURCE_MONOTONIC_TIMESTAMP"
+        self._command = ["journalctl", "--no-pager", "--quiet", f"--boot={boot}"]
+        self._command += ["--output=json", f"--output-fields={fields}"]
+        self._run = run
+        self._timeout = timeout
+        self._first = b""
+        self._lines = 0
+
+    def all(self, *options: str) -> Iterable[bytes]:
+        """Run the query; writing all entries as JSON takes thrice as long as choosing some."""
+        command = [*self._command, *options, "_TRANSPORT=kernel", "+", "_TRANSPORT=driver"]
+        return self._run(command, self._timeout)
+
+    def matching(self) -> Iterator[bytes]:
+        """Let journalctl leave out entries without any of the words."""
+        pattern = grep_pattern(word for word in WORDS if word != NUMBERS)
+        try:
+            for block in self.all("--case-sensitive=yes", f"--grep={pattern}"):
+                self._first = self._first or block.partition(b"\n")[0]
+                self._lines += block.count(b"\n")
+                yield block
+        except CommandError as error:
+            if error.code != 1 or error.said:  # 1 without a word: there are none
+                raise
+
+    def head(self) -> bytes:
+        """Return the first entry, and what may come behind it."""
+        if b"Linux version" in self._first:
+            return self._first
+        return self._block()
+
+    def last(self) -> bytes:
+        """Return the last entry."""
+        return self._block("--lines=1").rstrip().rpartition(b"\n")[2]
+
+    def count(self) -> int:
+        """Return the number of entries that were let through, or 1 if there are only others."""
+        return self._lines or bool(self.last())
+
+    def _block(self, *options: str) -> bytes:
+        try:
+            for block in self.all(*options):
+                return block
+        except CommandError as error:
+            if error.said and error.code:
+                raise
+        return b""
+
+
+# -- the ring -------------------------------------------------------------------------------------
 
 
 def _kmsg_blocks(path: str, timeout: float) -> Iterator[bytes]:
@@ -473,12 +238,27 @@ def _kmsg_blocks(path: str, timeout: float) -> Iterator[bytes]:
         os.close(ring)
 
 
+def _gathered(records: Iterable[bytes]) -> Iterator[bytes]:
+    """Join records to blocks."""
+    block = bytearray()
+    try:
+        for record in records:
+            block += record
+            if len(block) >= _BLOCK:
+                yield bytes(block)
+                block.clear()
+    except GpuHostError:
+        yield bytes(block)
+        raise
+    yield bytes(block)
+
+
 def read_live(
     sources: Sequence[str] = ("journal", "dmesg"),
     *,
     boot: str = "current",
     timeout: float = 30.0,
-    run: Runner = stream,
+    run: Runner = journalctl,
     kmsg: str = "/dev/kmsg",
 ) -> KernelLog:
     """Read this host's kernel log.
@@ -495,15 +275,15 @@ def read_live(
         GpuHostError: the ring alone was asked for another boot than the current one.
     """
     offset = "0" if boot == "current" else boot
-    fields = "MESSAGE,SYSLOG_IDENTIFIER,_TRANSPORT,_SOURCE_MONOTONIC_TIMESTAMP"
-    command = ["journalctl", "--no-pager", "--quiet", f"--boot={offset}", "--output=json"]
-    command += [f"--output-fields={fields}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver"]
     made = []
     if "journal" in sources:
-        made.append(Source("journal", lambda: run(command, timeout)))
+        log = _Journal(run, offset, timeout)
+        made.append(
+            Source("journal", log.all, None, Quick(log.matching, log.head, log.last, log.count))
+        )
     if "dmesg" in sources and offset == "0":
         boot_id = this_boot(Reader())
-        made.append(Source("dmesg", lambda: _kmsg_blocks(kmsg, timeout), boot_id))
+        made.append(Source("dmesg", lambda: _gathered(_kmsg_blocks(kmsg, timeout)), boot_id))
     if not made:
         raise GpuHostError(
             f"boot {boot} is only in the journal, not in the kernel's ring buffer: "
@@ -526,22 +306,97 @@ def _kmsg_since(ring: str, seconds: float) -> Iterator[bytes]:
             yield record
 
 
+# -- saved logs -----------------------------------------------------------------------------------
+
+
 def read_file(path: str) -> KernelLog:
     """Read a saved log in any form; memory does not grow with the file.
 
+    gzip, xz and bzip2 are unpacked, as logrotate leaves older files.
+
     Raises:
-        GpuHostError: it cannot be opened.
+        GpuHostError: it cannot be opened, is no regular file, or is packed in another way.
     """
     try:
-        file = Path(path).open("rb")  # noqa: SIM115
+        facts = Path(path).stat()
+        if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
+            raise GpuHostError(
+                f"{path} is no regular file, and may never end: save what it gives into a file"
+            )
+        with Path(path).open("rb") as file:
+            # files of /proc have no size, and reading may wait
+            head = file.read(_BLOCK) if facts.st_size else b""
+    except OSError as error:
+        raise GpuHostError(f"{path} cannot be read: {error.strerror}") from error
+    for magic, tool in _PACKED.items():
+        if head.startswith(magic):
+            raise GpuHostError(f"{path} is packed: unpack it first ({tool})")
+    if not head:
+        return read_blocks([])
+    if head.startswith(tuple(_COMPRESSED)) or is_dmesg_json(head) or is_kmsg(head):
+        return KernelLog([Source("file", lambda: _file_blocks(path))])
+    quick = Quick(
+        lambda: _grep(path), lambda: head, lambda: _last_line(path), lambda: _count_lines(path)
+    )
+    return KernelLog([Source("file", lambda: _file_blocks(path), None, quick)])
+
+
+def _grep(path: str) -> Iterator[bytes]:
+    """Let grep leave out the lines without a word or a zero."""
+    pattern = grep_pattern(WORDS) + "|" + os.fsdecode(b"[^\x01-\xff]")
+    command = [
+        "env",
+        "LC_ALL=C",
+        "grep",
+        "-a",
+        "-E",
+        "-e",
+        pattern,
+        "--",
+        str(Path(path).absolute()),
+    ]
+    return stream(command, _FILE_SECONDS, good=(0, 1), memory=_GREP_MEMORY)
+
+
+def _count_lines(path: str) -> int:
+    """Return the number of lines; the last one may have no end."""
+    said = b"".join(stream(["wc", "-l", "--", str(Path(path).absolute())], _FILE_SECONDS))
+    return int(said.split()[0]) + (not _tail(path).endswith(b"\n"))
+
+
+def _last_line(path: str) -> bytes:
+    return _tail(path).rstrip().rpartition(b"\n")[2]
+
+
+def _tail(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _BLOCK))
+            return file.read(_BLOCK)
     except OSError as error:
         raise GpuHostError(f"{path} cannot be read: {error.strerror}") from error
 
-    def blocks() -> Iterator[bytes]:
-        with file:
-            yield from iter(lambda: file.read(_BLOCK), b"")
 
-    return KernelLog([Source("file", blocks)])
+def _file_blocks(path: str) -> Iterator[bytes]:
+    """Read a file, unpacked, and in a form of lines."""
+    blocks = _unpacked(path)
+    for first in blocks:
+        if is_dmesg_json(first):
+            yield from from_dmesg_json(chain([first], blocks))
+        else:
+            yield first
+            yield from blocks
+
+
+def _unpacked(path: str) -> Iterator[bytes]:
+    try:
+        with Path(path).open("rb") as raw:
+            head = raw.peek(8)
+            opener = next((o for magic, o in _COMPRESSED.items() if head.startswith(magic)), None)
+            file: IO[bytes] | _Unpacker = raw if opener is None else opener(raw)
+            yield from iter(lambda: file.read(_BLOCK), b"")
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise GpuHostError(f"{path} cannot be read to its end: {error}") from error
 
 
 def read_blocks(blocks: Iterable[bytes]) -> KernelLog:

@@ -58,7 +58,7 @@ options:
   log_file:
     description:
       - A saved log to judge instead, as written by C(dmesg) or C(journalctl) with any options,
-        read from C(/dev/kmsg), or collected by syslog.
+        read from C(/dev/kmsg), or collected by syslog. gzip, xz and bzip2 are unpacked.
       - When it names GPUs of this host, they are judged by it; otherwise the GPUs are those it
         names.
       - Of several boots in one file, the last counts.
@@ -311,7 +311,8 @@ log:
       type: str
       sample: "9321.040021"
     lines:
-      description: Lines read.
+      description:
+        - Lines that were looked at; of the journal only those that its own filter let through.
       returned: success
       type: int
       sample: 1834

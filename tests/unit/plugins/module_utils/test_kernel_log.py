@@ -10,18 +10,17 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils import _kernel_log
+from ansible_collections.gpuhost.inference.plugins.module_utils._command import stream
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
     KernelLog,
     LogSummary,
-    Record,
-    Source,
-    parse,
     read_blocks,
     read_file,
     read_live,
-    stream,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms import Record, parse
+from ansible_collections.gpuhost.inference.plugins.module_utils._log_source import Source
 
 FAULT = "NVRM: GPU0 kfspWaitForResponse: FSP command timed out"
 FIRST = b"[    0.000000] Linux version 6.14.11-2-pve (build@proxmox)\n"
