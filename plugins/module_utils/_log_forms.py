@@ -44,6 +44,7 @@ _PREFIX = re.compile(
     """,
     re.VERBOSE,
 )
+_PLAIN = re.compile(r"\[ *(\d{1,12}\.\d{1,9})\] (?=[^\s\[])")  # dmesg without options
 _BY_KERNEL = re.compile(r"\S+ kernel: ?(?:\[ *(?P<seconds>\d{1,12}\.\d{1,9})\] ?)?")
 _BY_PROCESS = re.compile(r"(?:[^\s:]+ )?[\w@./-]+\[\d+\]: ")
 _BY_PROGRAM = re.compile(r"(?!NVRM )[^\s:]+ [\w@./-]+: ")
@@ -161,26 +162,51 @@ def parse(line: str, source: str = "file") -> Record | None:
     record = _KMSG.match(line) if line[:1].isdigit() else None
     if record:
         return _from_kmsg(record, source)
-    prefix = _PREFIX.match(line)
-    if prefix is None:  # cannot be: every part of it is optional
+    plain = _PLAIN.match(line)
+    if plain:
+        found = _whose(line[plain.end() :], False)
+        seconds, wall = plain[1], None
+    else:
+        prefix = _PREFIX.match(line)
+        if prefix is None:  # cannot be: every part of it is optional
+            return None
+        level, facility, seconds, bracket, stamp = prefix.groups()
+        if int(level or 0) >> 3 or facility not in (None, "kern"):
+            return None
+        # behind a stamp with a date, syslog's forms have a host name and a program; dmesg's ISO
+        # form is told by its comma
+        syslog = stamp is not None and "," not in stamp and len(stamp) > len("hh:mm:ss.000")
+        found = _whose(line[prefix.end() :], syslog)
+        wall = bracket or stamp
+    if found is None:
         return None
-    rest = line[prefix.end() :]
-    level, facility, seconds, bracket, stamp = prefix.groups()
-    # behind a stamp with a date, syslog's forms have a host name and a program; dmesg's ISO form
-    # is told by its comma
-    syslog = stamp is not None and "," not in stamp and len(stamp) > len("hh:mm:ss.000")
-    by_others = int(level or 0) >> 3 or facility not in (None, "kern")
+    text, inner, by_journald = found
+    seconds = inner or seconds
+    return Record(
+        JOURNALD if by_journald else source,
+        text,
+        line,
+        float(seconds) if seconds else None,
+        wall,
+    )
+
+
+def _whose(rest: str, syslog: bool) -> tuple[str, str | None, bool] | None:
+    """Tell who wrote a message, from what follows its time.
+
+    Returns:
+        The message, the stamp of the ring before it, and whether journald wrote it; or `None`
+        when it is of another program, or empty.
+    """
     by_kernel = _BY_KERNEL.match(rest)
     if by_kernel:
-        rest = rest[by_kernel.end() :]
-        seconds = by_kernel["seconds"] or seconds
-    elif "systemd-journald[" in rest[:200]:
-        source = JOURNALD
-    elif _BY_PROCESS.match(rest) or (syslog and _BY_PROGRAM.match(rest)):
-        by_others = True
-    if by_others or not rest.strip():
+        text = rest[by_kernel.end() :]
+        return (text, by_kernel["seconds"], False) if text.strip() else None
+    if "systemd-journald[" in rest[:200]:
+        return rest, None, True
+    if _BY_PROCESS.match(rest) or (syslog and _BY_PROGRAM.match(rest)) or not rest.strip():
         return None
-    return Record(source, rest, line, float(seconds) if seconds else None, bracket or stamp)
+    return rest, None, False
 
 
 def is_dmesg_json(head: bytes) -> bool:

@@ -70,14 +70,17 @@ _LOST = re.compile(
     r"(?:printk )?messages dropped|Missed \d+ kernel messages|buffer overrun|event log overflow"
     r"|dmar_fault: \d+ callbacks suppressed"  # one limit for all devices: any may be hidden
 )
+# Blocks without any of these hold no message that tells of boots or gaps, unless they hide it
 _NOTED = (
-    "Linux version ",
-    "messages dropped",
-    "kernel messages",
-    "buffer overrun",
-    "log overflow",
-    "callbacks suppressed",
-    "Rate limiting",
+    b"Linux version ",
+    b"messages dropped",
+    b"kernel messages",
+    b"buffer overrun",
+    b"log overflow",
+    b"callbacks suppressed",
+    b"Rate limiting",
+    NUMBERS,
+    b"\x1b",  # of a colour
 )
 _SUPPRESSED = re.compile(
     r"((?:amd_iommu|arm_smmu|iommu|nv|rm)\w*): (\d+) callbacks suppressed|Rate limiting GSP RPC"
@@ -227,8 +230,9 @@ class Source:
         """Read blocks; `whole`: nobody has left out anything."""
         for lines in self._cut(blocks):
             for part in self._parts(lines) if whole else (lines,):
+                noted = any(word in part for word in _NOTED)
                 for line in promising(part):
-                    record = self._take(line)
+                    record = self._take(line, noted)
                     if record is not None:
                         yield record
 
@@ -305,27 +309,27 @@ class Source:
             self._lost[_GAP_NUMBERS] += number - self._sequence - 1
         self._sequence = number
 
-    def _take(self, line: bytes) -> Record | None:
+    def _take(self, line: bytes, noted: bool) -> Record | None:
         """Turn a line into a record, and note what it tells about gaps."""
         record = parse(line.decode("utf-8", "replace"), self.name)
         zeros, long = b"\0" in line, len(line) >= _LONGEST_LINE
         if record is not None and (zeros or long or NUMBERS in line):
             record = record if _has_word(record.text.encode("utf-8", "replace")) else None
         if record is not None:
-            self._mark(record)
+            self._mark(record, noted)
         if zeros:
             self._lost[_GAP_ZEROS] = 1
         if long:
             self._lost[_GAP_LONG] = 1
-        if not self._kmsg and KMSG_LINE.match(line):
+        if not self._kmsg and line[:1].isdigit() and KMSG_LINE.match(line):
             self._lost[_GAP_MIXED] = 1
         return None if record is None or record.source == JOURNALD else record
 
-    def _mark(self, record: Record) -> None:
+    def _mark(self, record: Record, noted: bool) -> None:
         """Follow boots, times, and what the log says about its own gaps."""
         if record.boot_id not in (None, self.boot_id):
             self._begin(record)
-        if any(word in record.text for word in _NOTED):
+        if noted:
             self._note(record)
         self._pass(record)
         if self._timed is None and record.time:

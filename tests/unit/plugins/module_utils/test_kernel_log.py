@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils import _kernel_log
-from ansible_collections.gpuhost.inference.plugins.module_utils._command import stream
+from ansible_collections.gpuhost.inference.plugins.module_utils._command import (
+    CommandError,
+    stream,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
     KernelLog,
@@ -53,6 +59,19 @@ def read(*blocks: bytes) -> tuple[list[Record], LogSummary]:
         pytest.param(f"[   12.345678] [  T123] {FAULT}", 12.345678, None, id="thread"),
         pytest.param(f"[   12.345678][   C11] {FAULT}", 12.345678, None, id="cpu"),
         pytest.param(f"[   12.345678 <    0.000012>] {FAULT}", 12.345678, None, id="delta"),
+        pytest.param(f"[<   12.345678>] {FAULT}", None, None, id="time-format delta"),
+        pytest.param(f"[Oct 9 14:15] {FAULT}", None, "Oct 9 14:15", id="human"),
+        pytest.param(f"[Nov29 14:15] {FAULT}", None, "Nov29 14:15", id="human, two digits"),
+        pytest.param(f"[  +0.000031] {FAULT}", None, None, id="human, within a minute"),
+        pytest.param(
+            f"[Sun Nov 29 14:15:12 2026 <    0.000000>] {FAULT}",
+            None,
+            "Sun Nov 29 14:15:12 2026",
+            id="ctime and delta",
+        ),
+        pytest.param(
+            f"kern  :err   : [Nov29 14:15] [   T77] {FAULT}", None, "Nov29 14:15", id="all at once"
+        ),
         pytest.param(f"kern  :warn  : [   12.345678] {FAULT}", 12.345678, None, id="decode"),
         pytest.param(f"<4>[   12.345678] {FAULT}", 12.345678, None, id="raw"),
         pytest.param(
@@ -160,6 +179,57 @@ def test_only_lines_that_may_matter_become_records() -> None:
     assert (summary.first, summary.last) == ("0.000000", "2.000000")
 
 
+def test_colours_do_not_hide_a_message() -> None:
+    record = parse(f"\x1b[32m[   12.345678] \x1b[0m\x1b[33mNVRM: \x1b[0m\x1b[1m{FAULT[6:]}\x1b[0m")
+    assert record is not None
+    assert (record.text, record.seconds) == (FAULT, 12.345678)
+
+
+DMESG_JSON = """{
+   "dmesg": [
+      {
+         "pri": 5,
+         "time":     0.000000,
+         "msg": "Linux version 6.14.11-2-pve"
+      },{
+         "pri": 3,
+         "time":    12.345678,
+         "msg": "NVRM: a \\"quoted\\" \\u00e9 \\\\n"
+      },{
+         "fac": "user", "pri": "warn", "time": "2026-11-29T14:15:12,000000+00:00",
+         "msg": "NVRM: by a program"
+      },{
+         "fac": "kern", "pri": "warn", "time": "Sun Nov 29 14:15:12 2026",
+         "msg": "NVRM: \\"msg\\": \\"x\\""
+      }
+   ]
+}
+"""
+
+
+@pytest.mark.parametrize("text", [DMESG_JSON, DMESG_JSON.replace("\n", "")], ids=["lines", "one"])
+@pytest.mark.parametrize("size", [1, 50, 1 << 20])
+def test_dmesg_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, size: int
+) -> None:
+    saved = tmp_path / "dmesg.json"
+    saved.write_text(text)
+    data = text.encode()
+    monkeypatch.setattr(
+        _kernel_log,
+        "_unpacked",
+        lambda path: iter([data[:40], *(data[n : n + size] for n in range(40, len(data), size))]),
+    )
+    log = read_file(str(saved))
+    assert [(record.text, record.seconds, record.wall) for record in log] == [
+        ("Linux version 6.14.11-2-pve", 0.0, None),
+        ('NVRM: a "quoted" \N{LATIN SMALL LETTER E WITH ACUTE} \\n', 12.345678, None),
+        ('NVRM: "msg": "x"', None, "Sun Nov 29 14:15:12 2026"),
+    ]
+    assert log.summary().complete
+    assert log.summary().lines == 4
+
+
 @pytest.mark.parametrize("size", [1, 7, 64, 4096])
 def test_blocks_may_be_cut_anywhere(size: int) -> None:
     data = FIRST + f"[    2.0] {FAULT}\n".encode() * 3
@@ -244,6 +314,98 @@ def test_another_boot_id_is_another_boot() -> None:
     other = journal("NVRM: x", 3, _BOOT_ID="f" * 32)
     _records, summary = read(journal("Linux version 6.12", 0) + other)
     assert summary.boot_id == "f" * 32
+    assert not summary.complete
+
+
+def json_lines(*texts: str) -> bytes:
+    return b"".join(journal(text, at) for at, text in enumerate(texts))
+
+
+class Journal:
+    """A journalctl that filters as told; it keeps what it was asked."""
+
+    def __init__(self, everything: bytes, filtered: bytes | CommandError) -> None:
+        self.asked: list[str] = []
+        self._everything = everything
+        self._filtered = filtered
+
+    def __call__(self, command: Sequence[str], timeout: float) -> Iterator[bytes]:
+        options = [word.partition("=")[0] for word in command if word.startswith("--")]
+        how = "grep" if "--grep" in options else "last" if "--lines" in options else "all"
+        self.asked.append(how)
+        if how == "last":
+            yield self._everything.splitlines(keepends=True)[-1]
+        elif how == "all":
+            yield self._everything
+        elif isinstance(self._filtered, CommandError):
+            raise self._filtered
+        else:
+            yield self._filtered
+
+
+UNABLE = CommandError("journalctl failed", 1, "Compiled without pattern matching support")
+NO_MATCH = CommandError("journalctl failed", 1, "")
+
+
+@pytest.mark.parametrize(
+    ("everything", "filtered", "asked", "expected"),
+    [
+        pytest.param(
+            json_lines("Linux version 6.14", "usb 1-1: new", FAULT, "usb 1-1: gone"),
+            journal("Linux version 6.14", 0) + journal(FAULT, 2),
+            ["grep", "last"],
+            (2, True, "21T14:13:20", "21T14:13:23"),
+            id="filtered",
+        ),
+        pytest.param(
+            json_lines("usb 1-1: new", FAULT, "usb 1-1: gone"),
+            journal(FAULT, 1),
+            ["grep", "all", "last"],
+            (1, False, "21T14:13:20", "21T14:13:22"),
+            id="vacuumed",
+        ),
+        pytest.param(
+            json_lines("usb 1-1: new", "usb 1-1: gone"),
+            NO_MATCH,
+            ["grep", "all", "last", "last"],
+            (0, False, "21T14:13:20", "21T14:13:21"),
+            id="nothing matches",
+        ),
+        pytest.param(
+            json_lines("Linux version 6.14", "usb 1-1: new", FAULT, "usb 1-1: gone"),
+            UNABLE,
+            ["grep", "all"],
+            (2, True, "21T14:13:20", "21T14:13:23"),
+            id="no filter",
+        ),
+    ],
+)
+def test_journalctl_filters_if_it_can(
+    everything: bytes,
+    filtered: bytes | CommandError,
+    asked: list[str],
+    expected: tuple[int, bool, str, str],
+) -> None:
+    run = Journal(everything, filtered)
+    log = read_live(["journal"], run=run)
+    found, summary = len(list(log)), log.summary()
+    assert run.asked == asked
+    assert summary.first is not None
+    assert summary.last is not None
+    assert (found, summary.complete, summary.first[8:19], summary.last[8:19]) == expected
+    assert summary.sources[0].error is None
+
+
+def test_a_journal_with_a_damaged_file_is_not_complete() -> None:
+    def run(command: Sequence[str], timeout: float) -> Iterator[bytes]:
+        yield journal("Linux version 6.14", 0) + journal(FAULT, 2)
+        raise CommandError("journalctl failed (0)", 0, "Journal file x.journal is truncated")
+
+    log = read_live(["journal"], run=run)
+    assert len(list(log)) == 2
+    summary = log.summary()
+    assert summary.readable
+    assert summary.gaps == ["journal: Journal file x.journal is truncated"]
     assert not summary.complete
 
 
@@ -381,3 +543,31 @@ def test_a_saved_log_that_cannot_be_opened(tmp_path: Path) -> None:
         read_file(str(tmp_path / "absent.log"))
     with pytest.raises(GpuHostError, match="cannot be read: Is a directory"):
         read_file(str(tmp_path))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_a_packed_log(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    saved = tmp_path / "kern.log.2"
+    data = FIRST + b"".join(b"[%9d.0] vfio-pci: %d\n" % (n, n * n) for n in range(50000))
+    saved.write_bytes(pack(data))
+    log = read_file(str(saved))
+    assert sum(1 for _record in log) == 50001
+    assert log.summary().complete
+    saved.write_bytes(pack(data)[:-20])
+    log = read_file(str(saved))
+    assert list(log)
+    assert not log.summary().complete
+    assert "cannot be read to its end" in log.summary().gaps[0]
+
+
+def test_what_is_no_saved_log_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(GpuHostError, match="is no regular file"):
+            read_file(path)
+    (tmp_path / "log.zst").write_bytes(bytes.fromhex("28b52ffd") + b"x")
+    with pytest.raises(GpuHostError, match=r"unpack it first \(zstd -d\)"):
+        read_file(str(tmp_path / "log.zst"))
+    log = read_file("/proc/version")  # it says "Linux version", but nothing of /proc is a log
+    assert list(log) == []
+    assert not log.summary().complete
