@@ -146,7 +146,7 @@ class Source:
         self._head = self._last = b""
         self._timed: Record | None = None
         self._seconds: float | None = None
-        self._kmsg = False
+        self._kmsg: bool | None = None  # not known yet
         self._sequence: int | None = None
         self._begins = False
         self._lost: Counter[str] = Counter()
@@ -280,9 +280,9 @@ class Source:
         """Count lines, keep the first and the last, and follow the numbers of /dev/kmsg."""
         self.lines += whole.count(b"\n") or 1
         self._last = whole.rstrip().rpartition(b"\n")[2] or self._last
-        if len(self._head) < _HEAD:
-            self._head += whole[: _HEAD - len(self._head)]
-            self._kmsg = self._kmsg or is_kmsg(self._head)
+        if self._kmsg is None:
+            self._kmsg = is_kmsg(whole)
+        self._head += whole[: max(0, _HEAD - len(self._head))]
         if not self._kmsg:
             yield whole
             return
@@ -374,9 +374,12 @@ class Source:
             self._suppressed[found[1] or "the driver"] += int((found[2] or "1")[:12])
 
 
-def is_kmsg(head: bytes) -> bool:
-    """Tell whether a log begins with records of /dev/kmsg."""
-    return KMSG_LINE.search(head) is not None
+def is_kmsg(whole: bytes) -> bool | None:
+    """Tell whether lines begin with a record of /dev/kmsg; `None` when there is no line."""
+    for line in whole.split(b"\n"):
+        if line.strip() and not line.startswith(b" "):
+            return KMSG_LINE.match(line) is not None
+    return None
 
 
 def _has_word(line: bytes) -> bool:
