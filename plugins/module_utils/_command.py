@@ -19,7 +19,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 
@@ -47,6 +47,7 @@ def stream(
     good: Sequence[int] = (0,),
     silent: bool = False,
     memory: int | None = None,
+    given: bytes = b"",
 ) -> Iterator[bytes]:
     """Run a command and yield its standard output in blocks.
 
@@ -56,16 +57,17 @@ def stream(
         good: exit statuses of success.
         silent: a command that wrote to standard error did not succeed.
         memory: bytes of address space that it may have.
+        given: its standard input, less than the 64 KiB that a pipe holds (pipe(7)).
 
     Raises:
         CommandError: it is not installed, or failed.
         GpuHostError: it was stopped after `timeout` seconds.
     """
     reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as complaints, Path(os.devnull).open("rb") as nothing:
+    with tempfile.TemporaryFile() as complaints, _at_hand(given) as its_input:
         child = os.fork()
         if child == 0:
-            _become(command, (nothing.fileno(), writing, complaints.fileno()), memory)
+            _become(command, (its_input, writing, complaints.fileno()), memory)
         os.close(writing)
         deadline, ended = time.monotonic() + timeout, False
         try:
@@ -91,6 +93,18 @@ def stream(
         said = complaints.read(500).decode("utf-8", "replace").strip()
         if code not in good or (silent and said):
             raise CommandError(f"{' '.join(command)} failed ({code}): {said}", code, said)
+
+
+@contextmanager
+def _at_hand(given: bytes) -> Iterator[int]:
+    """Give a pipe with these bytes in it: what runs in a container may read no file of the host."""
+    reading, writing = os.pipe()
+    try:
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(given)
+        yield reading
+    finally:
+        os.close(reading)
 
 
 def _exit_status(child: int, seconds: float) -> int | None:

@@ -34,6 +34,11 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._guests import (
 from ansible_collections.gpuhost.inference.plugins.module_utils._iommu import Member
 from ansible_collections.gpuhost.inference.plugins.module_utils._layout import Entry
 from ansible_collections.gpuhost.inference.plugins.module_utils._owners import Guest
+from ansible_collections.gpuhost.inference.plugins.module_utils._p2p import Saved, saved
+from ansible_collections.gpuhost.inference.plugins.module_utils._p2p_servers import (
+    Server,
+    read_servers,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DEVICES,
     DRIVERS,
@@ -99,6 +104,8 @@ class Extras:
         lost: files that belong to them and are gone.
         image_checks: parts each initramfs lacks, by path, as last checked; `None` without check.
         trial: of types, as it is in this boot; `None` for none.
+        p2p: tests of peer-to-peer copies that were made earlier.
+        servers: running model servers, with the GPUs they hold.
         unread: sentences about what could not be read.
     """
 
@@ -118,6 +125,8 @@ class Extras:
     lost: tuple[str, ...]
     image_checks: Mapping[str, tuple[str, ...]] | None
     trial: Trial | None
+    p2p: tuple[Saved, ...]
+    servers: tuple[Server, ...]
     unread: tuple[str, ...]
 
 
@@ -159,6 +168,8 @@ def read_extras(
         lost=attempt(lambda: _lost(host), ()),
         image_checks=attempt(lambda: _image_checks(host), None),
         trial=attempt(lambda: _trial(host), None),
+        p2p=attempt(lambda: tuple(saved(host, gpus)), ()),
+        servers=attempt(lambda: tuple(read_servers(host, gpus)), ()),
         unread=tuple(unread),
     )
 

@@ -22,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils import (
     _findings_guests,
     _findings_iommu,
     _findings_layout,
+    _findings_p2p,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import (
     SEVERITIES,
@@ -34,6 +35,7 @@ FAMILIES = (
     ("Guests", _findings_guests.RULES),
     ("Guests' configurations", _findings_configs.RULES),
     ("IOMMU and memory encryption", _findings_iommu.RULES),
+    ("Peer-to-peer copies", _findings_p2p.RULES),
     ("Boot", _findings_boot.RULES),
     ("Layout", _findings_layout.RULES),
 )

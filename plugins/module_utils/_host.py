@@ -135,6 +135,10 @@ def audit(
         "groups": None if groups is None else [as_result(group) for group in groups],
         "guests": None if guests is None else [_guest(guest) for guest in guests],
         "health": _health(health),
+        "p2p": {
+            "tests": [asdict(test) for test in extras.p2p],
+            "servers": [asdict(server) for server in extras.servers],
+        },
         "findings": [asdict(finding) for finding in findings],
         "layout": _layout(resolved, findings),
         "unread": unread,

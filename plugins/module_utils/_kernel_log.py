@@ -292,6 +292,23 @@ def read_live(
     return KernelLog(made)
 
 
+def newest(host: Reader) -> float | None:
+    """Return the stamp of the newest record in a host's ring, in seconds after its start.
+
+    It marks a moment for `read_since`: the clock of these stamps is not corrected, and after
+    weeks it is seconds away from every other. `None` when the ring cannot be read.
+    """
+    stamp = None
+    try:
+        for record in _kmsg_blocks(str(host.root / "dev/kmsg"), 30.0):
+            fields = record.split(b",", 3)
+            if len(fields) == 4 and fields[2].isdigit():
+                stamp = int(fields[2]) / 1e6
+    except GpuHostError:
+        return None
+    return stamp
+
+
 def read_since(host: Reader, seconds: float) -> KernelLog:
     """Read what a host's kernel logged since `seconds` after its start, from its ring."""
     ring = str(host.root / "dev/kmsg")

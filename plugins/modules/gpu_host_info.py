@@ -65,6 +65,7 @@ seealso:
   - module: gpuhost.inference.gpu_info
   - module: gpuhost.inference.iommu_group_info
   - module: gpuhost.inference.gpu_health_info
+  - module: gpuhost.inference.gpu_p2p_info
 """
 
 EXAMPLES = r"""
@@ -267,6 +268,33 @@ health:
         verdict: healthy
     log: {complete: true}
     unattributed: []
+p2p:
+  description:
+    - Peer-to-peer copies between GPUs. Nothing is tested here; C(tests) are what
+      M(gpuhost.inference.gpu_p2p_info) found and the playbook C(check_p2p) kept in
+      C(/var/lib/gpuhost/p2p.json), each with whether it is still C(valid), or else what has
+      C(changed) that it depends on.
+    - C(servers) are the SGLang and vLLM servers that run now, with their GPUs and the two switches
+      that keep them from such copies, V(null) where that cannot be seen.
+  returned: success
+  type: dict
+  sample:
+    servers:
+      - addresses: ["0000:41:00.0", "0000:42:00.0"]
+        command: python -m sglang.launch_server --config /etc/sglang.yaml
+        disable_custom_all_reduce: true
+        nccl_p2p_disable: true
+        pid: 4711
+        subject: lxc 100
+        title: process 4711 of sglang.service of lxc 100
+    tests:
+      - addresses: ["0000:41:00.0", "0000:42:00.0"]
+        changed: []
+        reason: 4 copies arrived right, and the kernel logged no fault
+        time: "2026-03-01T12:00:00Z"
+        valid: true
+        verdict: works
+        vmid: 100
 findings:
   description:
     - What is wrong or risky, errors first. C(docs/findings.md) of the collection lists all kinds.

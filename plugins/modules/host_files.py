@@ -37,7 +37,7 @@ options:
       mode:
         description: Permissions of the file, which is the user's who runs this, root's.
         type: str
-        choices: ["0644", "0755"]
+        choices: ["0600", "0644", "0755"]
         default: "0644"
       link:
         description: Where a symbolic link points, instead of a text.
@@ -97,7 +97,7 @@ def main() -> None:
                 "options": {
                     "path": {"type": "path", "required": True},
                     "content": {"type": "str"},
-                    "mode": {"choices": ["0644", "0755"], "default": "0644"},
+                    "mode": {"choices": ["0600", "0644", "0755"], "default": "0644"},
                     "link": {"type": "str"},
                 },
                 "required_one_of": [("content", "link")],

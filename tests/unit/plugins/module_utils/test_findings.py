@@ -217,6 +217,42 @@ def images(**missing: list[str]) -> str:
     return text("/var/lib/gpuhost/initramfs.json", {"version": 1, "images": checked})
 
 
+def serving(*switches: str) -> str:
+    """Return a server on two GPUs in container 100; `nccl` and `reduce` keep it from P2P."""
+    nccl = int("nccl" in switches)
+    reduce = "\\x00--disable-custom-all-reduce" if "reduce" in switches else ""
+    return "\n".join(
+        (
+            f"/proc/3100/cmdline = python3\\x00-m\\x00sglang.launch_server{reduce}\\x00",
+            "/proc/3100/status = PPid:\\t1",
+            "/proc/3100/cgroup = 0::/lxc/100/ns/system.slice/sglang.service",
+            f"/proc/3100/environ = HOME=/\\x00NCCL_P2P_DISABLE={nccl}",
+            "/proc/3100/fd/30 -> /dev/nvidia0",
+            "/proc/3100/fd/31 -> /dev/nvidia1",
+        )
+    )
+
+
+def kept_p2p(verdict: str, *buses: str, kernel: str = "6.14.11-4-pve") -> str:
+    """Return what is kept of a test of peer-to-peer copies."""
+    addresses = [f"0000:{bus}:00.0" for bus in buses]
+    test = {
+        "verdict": verdict,
+        "reason": "as seen",
+        "time": "2026-02-03T04:05:06Z",
+        "vmid": 100,
+        "addresses": addresses,
+        "basis": {
+            "kernel": kernel,
+            "driver": None,
+            "dma_remap_peer_mmio": None,
+            "parameters": [],
+            "types": dict.fromkeys(addresses, "DMA-FQ"),
+        },
+    }
+    return text("/var/lib/gpuhost/p2p.json", {"version": 1, "tests": [test]})
+
+
 BOTH = "updates/dkms/nvidia.ko:\\nkernel/drivers/vfio/pci/vfio-pci.ko:"
 VIRTUAL = "amd-sev: type=snp\\nhostpci0: 0000:81:00"
 QEMU = (
@@ -606,6 +642,17 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("snp-vm-settings", "qemu 200", {"layout": SNP}),
     ("mmio-window", "qemu 200", {"changes": [OVMF]}),
+    (
+        "p2p-fallback-missing",
+        "lxc 100",
+        {"more": serving("nccl") + "\n" + kept_p2p("broken", "41", "42")},
+    ),
+    (
+        "p2p-fallback-left-over",
+        "lxc 100",
+        {"more": serving("reduce") + "\n" + kept_p2p("works", "41", "42", "43")},
+    ),
+    ("p2p-untested", "lxc 100", {"more": serving()}),
     ("unfinished-change", "/var/lib/gpuhost/transaction.json", {"more": CUT_OFF}),
     ("unbind-stuck", "0000:42:00.0", {"more": stuck("b1")}),
     ("trial-armed", TRIAL, {"more": trial("armed", "b1")}),
@@ -642,6 +689,22 @@ OVERRIDE = (f"{gpu('81')}/driver_override = vfio-pci", f"{gpu('81')}/driver_over
     ("rule", "how"),
     [
         ("iommu-absent", {"changes": [("/pve-1 ro", "/pve-1 ro quiet")]}),
+        (
+            "p2p-fallback-missing",
+            {"more": serving("nccl", "reduce") + "\n" + kept_p2p("broken", "41", "42")},
+        ),
+        (
+            "p2p-fallback-missing",
+            {"more": serving() + "\n" + kept_p2p("broken", "41", "42", kernel="6.8.12-1-pve")},
+        ),
+        ("p2p-fallback-left-over", {"more": serving() + "\n" + kept_p2p("works", "41", "42")}),
+        ("p2p-fallback-left-over", {"more": serving("nccl") + "\n" + kept_p2p("works", "41")}),
+        (
+            "p2p-fallback-left-over",
+            {"more": serving("nccl") + "\n" + kept_p2p("unknown", "41", "42")},
+        ),
+        ("p2p-untested", {"more": serving("nccl", "reduce")}),
+        ("p2p-untested", {"more": serving() + "\n" + kept_p2p("works", "41", "42")}),
         ("snp-with-passthrough", {"changes": [PT], "layout": LAYOUT}),
         ("snp-not-active", {"changes": [SEV_SNP], "layout": SNP}),
         ("identity-with-snp", {"changes": [IDENTITY]}),

@@ -1,0 +1,198 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""Which model servers use which GPUs now, and whether they go without peer-to-peer copies.
+
+Two switches keep a server from them: NCCL_P2P_DISABLE=1 in its environment, for NCCL, and
+`--disable-custom-all-reduce`, for the kernels of SGLang and vLLM that reach into other GPUs
+themselves. Read are the processes, not unit files: what counts is what runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._child import ask
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
+from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
+from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+
+NCCL = "NCCL_P2P_DISABLE=1"
+REDUCE = "--disable-custom-all-reduce"
+
+_SERVER = re.compile("sglang|vllm")
+_OFF_IN_FILE = re.compile(r"^\s*disable[-_]custom[-_]all[-_]reduce\s*:\s*(\w+)", re.MULTILINE)
+_CONTAINER = re.compile(r"/lxc(?:\.payload\.|/)(\d+)(?:/|$)")
+_UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
+_GENERATIONS = 12
+_CONFIG_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server, with the GPUs its processes hold.
+
+    Attributes:
+        pid: its first process.
+        title: what it is, for people.
+        command: its command line, without keys.
+        subject: its container, `lxc 100`, else its folder in /proc.
+        addresses: its GPUs.
+        nccl_p2p_disable: NCCL is kept from P2P; `None` when that cannot be seen.
+        disable_custom_all_reduce: its own kernels are; `None` when that cannot be seen.
+    """
+
+    pid: int
+    title: str
+    command: str
+    subject: str
+    addresses: tuple[str, ...]
+    nccl_p2p_disable: bool | None
+    disable_custom_all_reduce: bool | None
+
+    def switches(self, state: bool | None) -> str:
+        """Name the switches that are on (`True`), off (`False`) or cannot be seen (`None`)."""
+        both = (NCCL, self.nccl_p2p_disable), (REDUCE, self.disable_custom_all_reduce)
+        return " and ".join(name for name, now in both if now is state)
+
+
+@dataclass(frozen=True)
+class _Process:
+    pid: int
+    parent: int
+    words: tuple[str, ...]
+    environment: dict[str, str] | None
+    cgroup: str
+
+
+def read_servers(host: Reader, gpus: Iterable[Gpu]) -> list[Server]:
+    """Return the SGLang and vLLM servers whose processes hold these GPUs.
+
+    The processes that hold GPUs are children, mostly renamed; environment and command line are
+    those of the server they come from. A process that does not answer belongs to no server.
+    """
+    held: dict[str, set[str]] = {}
+    for gpu in gpus:
+        for user in gpu.users:
+            held.setdefault(str(user.pid), set()).add(gpu.address)
+    servers: dict[int, Server] = {}
+    holds: dict[int, set[str]] = {}
+    for pid, answer in ask(lambda pid: _describe(host, int(pid)), held).items():
+        if answer:
+            told = json.loads(answer)
+            first = told["pid"]
+            addresses = holds.setdefault(first, set())
+            addresses |= held[pid]
+            servers[first] = Server(**{**told, "addresses": tuple(sorted(addresses))})
+    return [servers[pid] for pid in sorted(servers)]
+
+
+def _describe(host: Reader, pid: int) -> str | None:
+    """Return as JSON the server that a process belongs to, `None` when it is no server's."""
+    family = list(_family(host, pid))
+    named = [one for one in family if any(_SERVER.search(word) for word in one.words)]
+    if not named:
+        return None
+    # a process that renamed itself has one word, and no flags
+    started = [one for one in named if len(one.words) > 1]
+    first = (started or named)[-1]
+    container, unit = _CONTAINER.search(first.cgroup), _UNIT.findall(first.cgroup)
+    subject = f"lxc {container[1]}" if container else f"/proc/{first.pid}"
+    of = [subject] if container else []
+    of += unit[-1:]
+    return json.dumps(
+        {
+            "pid": first.pid,
+            "title": " of ".join([f"process {first.pid}", *of[::-1]]),
+            "command": redact(" ".join(first.words)),
+            "subject": subject,
+            "nccl_p2p_disable": nccl_is_off([one.environment for one in family]),
+            "disable_custom_all_reduce": _reduce_is_off(host, started),
+        }
+    )
+
+
+def _family(host: Reader, pid: int) -> Iterator[_Process]:
+    """Yield a process and those it comes from, within its control group: a service, a container."""
+    cgroup = None
+    for _generation in range(_GENERATIONS):
+        process = _process(host, pid)
+        if process is None or process.cgroup != (cgroup or process.cgroup):
+            return
+        yield process
+        cgroup, pid = process.cgroup, process.parent
+        if pid <= 1:
+            return
+
+
+def _process(host: Reader, pid: int) -> _Process | None:
+    at = f"/proc/{pid}"
+    try:
+        words = (host.data(f"{at}/cmdline") or b"").decode("utf-8", "replace").rstrip("\n\0")
+        parent = re.search(r"^PPid:\s*(\d+)", host.text(f"{at}/status") or "", re.MULTILINE)
+        cgroup = (host.text(f"{at}/cgroup") or "").rpartition("::")[2]
+    except UnreadableError:
+        return None
+    if not words:
+        return None
+    environment = None
+    try:
+        content = (host.data(f"{at}/environ") or b"").decode("utf-8", "replace")
+        pairs = (entry.partition("=") for entry in content.rstrip("\n").split("\0"))
+        environment = {name: value for name, equals, value in pairs if equals} or None
+    except UnreadableError:
+        pass  # unknown, as one that a renamed process has written over
+    number = int(parent[1]) if parent else 0
+    return _Process(pid, number, tuple(words.split("\0")), environment, cgroup)
+
+
+def nccl_is_off(environments: Sequence[dict[str, str] | None]) -> bool | None:
+    """Tell whether NCCL is kept from P2P (NCCL_P2P_DISABLE, or NCCL_P2P_LEVEL=LOC).
+
+    Args:
+        environments: of a process and those it comes from, `None` for one that cannot be read.
+    """
+    known = [environment for environment in environments if environment is not None]
+    for environment in known:
+        disable = environment.get("NCCL_P2P_DISABLE")
+        if disable is not None:
+            return disable not in ("", "0")
+        if environment.get("NCCL_P2P_LEVEL") in ("0", "LOC"):
+            return True
+    return False if known else None
+
+
+def _reduce_is_off(host: Reader, started: Sequence[_Process]) -> bool | None:
+    """Tell whether the server's own all-reduce is off, by command line and file of flags."""
+    states = [_flag(host, one) for one in started]
+    if True in states:
+        return True
+    return None if None in states or not states else False
+
+
+def _flag(host: Reader, process: _Process) -> bool | None:
+    words = process.words
+    if REDUCE in words:
+        return True
+    files = [word[9:] for word in words if word.startswith("--config=")]
+    files += [value for word, value in zip(words, words[1:]) if word == "--config"]
+    if not files:
+        return False
+    # as the process sees it, in its container
+    top = "root" if files[-1].startswith("/") else "cwd"
+    path = f"/proc/{process.pid}/{top}/{files[-1].lstrip('/')}"
+    try:
+        content = host.head(path, _CONFIG_BYTES)
+    except UnreadableError:
+        return None
+    if content is None or len(content) == _CONFIG_BYTES:
+        return None
+    found = _OFF_IN_FILE.search(content.decode("utf-8", "replace"))
+    return found is not None and found[1].lower() in ("true", "yes", "on")
