@@ -45,6 +45,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._log_source impo
     Source,
     grep_pattern,
     is_kmsg,
+    pcre_pattern,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -176,7 +177,7 @@ class _Journal:
 
     def matching(self) -> Iterator[bytes]:
         """Let journalctl leave out entries without any of the words."""
-        pattern = grep_pattern(word for word in WORDS if word != NUMBERS)
+        pattern = pcre_pattern(word for word in WORDS if word != NUMBERS)
         try:
             for block in self.all("--case-sensitive=yes", f"--grep={pattern}"):
                 self._first = self._first or block.partition(b"\n")[0]

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Callable
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._command import CommandError
@@ -95,8 +95,21 @@ _GAP_MIXED = "records of /dev/kmsg after other lines: their sequence numbers tel
 
 
 def grep_pattern(words: Iterable[bytes]) -> str:
-    """Return an extended regular expression, for grep and PCRE alike, that finds any of them."""
-    return "|".join(re.sub(r"[\[\\.*+?^$(){|]", r"\\\g<0>", word.decode()) for word in words)
+    """Return an extended regular expression that finds any of the words, for grep."""
+    return "|".join(map(_escaped, sorted(word.decode() for word in words)))
+
+
+def pcre_pattern(words: Iterable[bytes]) -> str:
+    """Return an expression for journalctl, whose engine tries one alternative after the other."""
+    groups = groupby(sorted(word.decode() for word in words), key=lambda word: word[0])
+    return "|".join(
+        f"{_escaped(first)}(?:{'|'.join(_escaped(word[1:]) for word in group)})"
+        for first, group in groups
+    )
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[\[\\.*+?^$(){|]", r"\\\g<0>", text)
 
 
 @dataclass(frozen=True)

@@ -34,3 +34,18 @@ def test_the_constructed_host_has_the_users_it_should(
         1000 + at for at in range(0, 120, 20)
     ]
     assert {text for gpu in gpus for text in gpu.users_unknown} == set()
+
+
+def test_the_constructed_log_has_the_hits_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = runpy.run_path(str(BENCHMARKS / "health_log.py"))
+    log = tmp_path / "kern.log"
+    for texts, every in ((bench["messages"](1000), 1000), (bench["flood"](), 1)):
+        bench["save"](log, texts, 500_000)
+        lines = log.read_bytes().count(b"\n")
+        records = list(bench["_kernel_log"].read_file(str(log)))
+        assert len(records) == 1 + (lines - 1) // every
+        bench["ours"](log)
+        bench["grep"](log)

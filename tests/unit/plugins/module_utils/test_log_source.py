@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -145,6 +147,15 @@ def test_a_file_that_is_one_line_of_zeros_needs_little_memory(tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", roots)
         assert b"".join(said) == b"2 False 3\n"
+
+
+def test_each_word_is_found_by_both_patterns() -> None:
+    for word in _log_source.WORDS:
+        text = b"usb " + word + b"\n"
+        assert re.search(_log_source.pcre_pattern(_log_source.WORDS).encode(), text)
+        grep = ["grep", "-c", "-E", "-e", _log_source.grep_pattern(_log_source.WORDS)]
+        assert subprocess.run(grep, input=text, capture_output=True, check=True).stdout == b"1\n"
+    assert not re.search(_log_source.pcre_pattern(_log_source.WORDS), "usb 1-1: new device")
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
