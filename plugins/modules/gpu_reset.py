@@ -27,8 +27,8 @@ description:
     nothing but the GPU's own card.
   - Each attempt is a transaction like those of M(gpuhost.inference.gpu), with the same record,
     lock, undoing and time limits. As there, C(driver_override) stays set.
-  - A start that was seen is noted in the kernel log (C(gpuhost: nvidia started GPU ADDRESS)).
-    M(gpuhost.inference.gpu_health_info) knows faults before it as history then.
+  - A start that was seen is noted in the kernel log, by a line that begins with C(gpuhost), so that
+    M(gpuhost.inference.gpu_health_info) knows faults before it as history.
 extends_documentation_fragment:
   - gpuhost.inference.attributes
   - gpuhost.inference.attributes.state_module
