@@ -16,6 +16,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._command import 
     CommandError,
     stream,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
+    KINDS,
+    Kind,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import collect
 from ansible_collections.gpuhost.inference.plugins.module_utils._faults import conclude, judge
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import (
@@ -149,6 +153,37 @@ def test_a_file_that_is_one_line_of_zeros_needs_little_memory(tmp_path: Path) ->
         assert b"".join(said) == b"2 False 3\n"
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.pattern], ids=lambda kind: kind.id)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_what_a_row_of_the_table_matches_is_not_left_out(kind: Kind, data: st.DataObject) -> None:
+    """NVIDIA's driver begins its lines with NVRM; what others print must have a word itself."""
+    text = data.draw(st.from_regex(re.compile(kind.pattern or "", re.ASCII))).replace("\n", " ")
+    by_driver = "open-gpu-kernel-modules" in kind.source or "of the driver" in kind.source
+    line = f"NVRM: {text}" if by_driver else text
+    assert list(_log_source.promising(line.encode("utf-8", "replace")))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pci 0000:c1:00.0: not ready 65535ms after bus reset; giving up",
+        "pci 0000:41:00.0: [10de:2bb5] type 00 class 0x030000 PCIe Endpoint",
+        "pci 0000:40:01.1: PCI bridge to [bus 41]",
+        "pcieport 0000:40:01.1: AER: Uncorrectable (Fatal) error message received from 41:00.0",
+        "pcieport 0000:40:01.1: PCIe Bus Error: severity=Corrected, type=Physical Layer",
+        "pcieport 0000:40:01.1: DPC: containment event, status:0x1f01 source:0x4100",
+        "AMD-Vi: Event logged [IO_PAGE_FAULT device=41:00.0 domain=0x1c address=0x2000 flags=0x20]",
+        "DMAR: [DMA Write NO_PASID] Request device [c1:00.0] fault addr 0x2000 [fault reason 0x71]",
+        "arm-smmu-v3 arm-smmu-v3.0.auto: event: F_TRANSLATION client: 0000:41:00.0 sid: 0x100",
+        "dmar_fault: 3400 callbacks suppressed",
+        "** 21 printk messages dropped **",
+    ],
+)
+def test_what_the_code_looks_for_is_not_left_out(line: str) -> None:
+    assert list(_log_source.promising(line.encode()))
+
+
 def test_each_word_is_found_by_both_patterns() -> None:
     for word in _log_source.WORDS:
         text = b"usb " + word + b"\n"
@@ -174,6 +209,7 @@ def test_no_line_that_counts_is_left_out(log: Path) -> None:
     ("lines", "gap"),
     [
         pytest.param([FIRST, b"\0" * 64 + FAULT], "bytes of zero", id="zeros"),
+        pytest.param([FIRST, b"\0" * 64, USB[0]], "bytes of zero", id="only zeros"),
         pytest.param([FIRST, b"NVRM: " + b"x" * SMALL], "of more than 1 MiB", id="long"),
         pytest.param([FIRST, b"x" * 3 * SMALL + b"NVRM: x"], "of more than 1 MiB", id="late word"),
         pytest.param([FIRST, FAULT, b"[    2.5] vfio-pci: x"], "time goes back", id="another boot"),
