@@ -81,6 +81,7 @@ _NOTED = (
     b"Rate limiting",
     NUMBERS,
     b"\x1b",  # of a colour
+    b"\0",
 )
 _SUPPRESSED = re.compile(
     r"((?:amd_iommu|arm_smmu|iommu|nv|rm)\w*): (\d+) callbacks suppressed|Rate limiting GSP RPC"
@@ -323,30 +324,28 @@ class Source:
         self._sequence = number
 
     def _take(self, line: bytes, noted: bool) -> Record | None:
-        """Turn a line into a record, and note what it tells about gaps."""
+        """Turn a line into a record, and note what it tells about boots, times and gaps."""
         record = parse(line.decode("utf-8", "replace"), self.name)
-        zeros, long = b"\0" in line, len(line) >= _LONGEST_LINE
-        if record is not None and (zeros or long or NUMBERS in line):
-            record = record if _has_word(record.text.encode("utf-8", "replace")) else None
+        long = len(line) >= _LONGEST_LINE
+        if (noted or long) and record is not None:
+            hidden = long or b"\0" in line or NUMBERS in line
+            if hidden and not _has_word(record.text.encode("utf-8", "replace")):
+                record = None
         if record is not None:
-            self._mark(record, noted)
-        if zeros:
+            if record.boot_id not in (None, self.boot_id):
+                self._begin(record)
+            if noted:
+                self._note(record)
+            self._pass(record)
+            if self._timed is None and record.time:
+                self._timed = record
+        if noted and b"\0" in line:
             self._lost[_GAP_ZEROS] = 1
         if long:
             self._lost[_GAP_LONG] = 1
         if not self._kmsg and line[:1].isdigit() and KMSG_LINE.match(line):
             self._lost[_GAP_MIXED] = 1
         return None if record is None or record.source == JOURNALD else record
-
-    def _mark(self, record: Record, noted: bool) -> None:
-        """Follow boots, times, and what the log says about its own gaps."""
-        if record.boot_id not in (None, self.boot_id):
-            self._begin(record)
-        if noted:
-            self._note(record)
-        self._pass(record)
-        if self._timed is None and record.time:
-            self._timed = record
 
     def _pass(self, record: Record) -> None:
         """Watch the time: lines of another boot, without its beginning, may have been appended."""
