@@ -51,29 +51,31 @@ UNBIND = (
     "The removal goes on by itself when the device nodes are closed. "
     "Writing to the device's sysfs files before that blocks too."
 )
-ADVICE = "Follow the action the driver names in the message; see NVIDIA's Xid catalog."
 
 _START_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/gsp"
 _FSP_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/fsp"
 _INIT_SOURCE = "open-gpu-kernel-modules: src/nvidia/arch/nvalloc/unix/src/osinit.c"
-_XID_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/rc/kernel_rc.c"
+_AER_SOURCE = "drivers/pci/pcie/aer.c"
+XID_SOURCE = "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/rc/kernel_rc.c"
 
 FSP_CLASSES = ("fsp_failed", "fsp_timeout")
 START_CLASSES = (*FSP_CLASSES, "gsp_failed", "fw_missing", "stale_wpr2")
-# Verdict on a GPU with such a fault, and what it means; by class, or by id where that differs
-MEANINGS = {
+# Verdict on a GPU with such a fault, and what it means; a kind may have its own
+CLASSES = {
     "fsp_failed": ("failed", "its FSP did not come up"),
     "fsp_timeout": ("failed", "its FSP does not answer"),
     "gsp_failed": ("failed", "it did not start, or its GSP firmware stopped"),
     "fw_missing": ("failed", "the driver's firmware file was not loaded"),
     "stale_wpr2": ("failed", "a failed start before this log left it locked until a reset"),
     "gpu_lost": ("lost", "it does not answer on the bus"),
+    "pcie_error": ("degraded", "data to or from it was lost on PCIe"),
+    "pcie_corrected": ("degraded", "its PCIe link corrects errors all the time"),
     "iommu_fault": ("degraded", "the IOMMU refused its memory accesses"),
     "reset_failed": ("failed", "it did not come back from a reset"),
-    "reset-waiting": ("degraded", "it is slow to come back from a reset"),
     "unbind_blocked": ("degraded", "its removal from the driver waits for the last user"),
     "xid": ("degraded", "the driver reported an Xid"),
 }
+PCIE_CLASSES = ("pcie_error", "pcie_corrected")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ class Kind:
         advice: what the ladder doesn't tell.
         source: who prints the message.
         vague: it tells that something failed, not what.
+        verdict: on a GPU with it, where it differs from its class.
+        meaning: likewise.
+        flood: it harms nobody unless it is logged so often in one hour of the log.
     """
 
     id: str
@@ -100,6 +105,9 @@ class Kind:
     advice: str
     source: str
     vague: bool = False
+    verdict: str = ""
+    meaning: str = ""
+    flood: int = 0
 
 
 def _fsp(id_: str, class_: str, pattern: str, vague: bool = False) -> Kind:
@@ -112,7 +120,7 @@ def _gsp(id_: str, pattern: str, vague: bool = False) -> Kind:
 
 # From cause to consequence: of an attempt with several of these, the first row is the cause.
 KINDS = (
-    Kind("all-ones", "gpu_lost", "start", None, _FROM_REBOOT, LOST, _XID_SOURCE),
+    Kind("all-ones", "gpu_lost", "start", None, _FROM_REBOOT, LOST, XID_SOURCE),
     Kind("lost-at-start", "gpu_lost", "start", None, _FROM_REBOOT, LOST, _INIT_SOURCE),
     Kind(
         "firmware-not-loaded",
@@ -154,6 +162,7 @@ KINDS = (
         r"failed to (?:execute|prepare interface data for) (?:Booter|FWSEC)"
         r"|Booter failed with non-zero|FWSEC failed to process boot command",
     ),
+    _gsp("gsp-init", r"Xid \([^)]*\): 143\b"),
     Kind(
         "wpr2-already-up",
         "stale_wpr2",
@@ -175,7 +184,7 @@ KINDS = (
         NO_RESET,
         "open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
     ),
-    Kind("xid-79", "gpu_lost", "event", None, _FROM_REBOOT, LOST, _XID_SOURCE),
+    Kind("xid-79", "gpu_lost", "event", None, _FROM_REBOOT, LOST, XID_SOURCE),
     Kind(
         "fallen-off-bus",
         "gpu_lost",
@@ -183,13 +192,14 @@ KINDS = (
         r"fallen off the bus",
         _FROM_REBOOT,
         LOST,
-        _XID_SOURCE,
+        XID_SOURCE,
     ),
     Kind(
         "d3cold",
         "gpu_lost",
         "event",
-        r"Unable to change power state from D3cold to D0|Refused to change power state from D3",
+        r"(?:Unable to|can't) change power state from \S+ to D0"
+        r"|[Rr]efused to change power state(?: from D3\w* to D0|, currently in D3)",
         _FROM_REBOOT,
         POWER_POLICY,
         "drivers/pci/pci.c",
@@ -203,14 +213,105 @@ KINDS = (
         LOST,
         "open-gpu-kernel-modules: src/nvidia/src/kernel/vgpu/rpc.c",
     ),
-    Kind("gsp-rpc", "gsp_failed", "event", None, _FROM_RESET, "", _XID_SOURCE),  # Xid 119 and 120
-    Kind("xid", "xid", "event", None, _FROM_RESET, ADVICE, _XID_SOURCE),
+    Kind("gsp-rpc", "gsp_failed", "event", None, _FROM_RESET, "", XID_SOURCE),  # Xid 119 and 120
+    Kind(
+        "xid-154",
+        "xid",
+        "event",
+        None,
+        ("application",),
+        "",
+        XID_SOURCE,
+        meaning="the driver wants it to be recovered, for a reason that is not in the log",
+    ),
     Kind("iommu-p2p", "iommu_fault", "event", None, ("application",), P2P, "drivers/iommu"),
     Kind("iommu-fault", "iommu_fault", "event", None, ("application",), IOMMU, "drivers/iommu"),
     Kind(
         "reset-gave-up", "reset_failed", "event", None, _AFTER_RESET, NO_RESET, "drivers/pci/pci.c"
     ),
-    Kind("reset-waiting", "reset_failed", "event", None, (), SLOW_RESET, "drivers/pci/pci.c"),
+    Kind(
+        "reset-waiting",
+        "reset_failed",
+        "event",
+        None,
+        (),
+        SLOW_RESET,
+        "drivers/pci/pci.c",
+        verdict="degraded",
+        meaning="it is slow to come back from a reset",
+    ),
+    Kind(
+        "vfio-bars",
+        "reset_failed",
+        "event",
+        r"vfio_bar_restore: (?:\S+ )?reset recovery",
+        _AFTER_RESET,
+        NO_RESET,
+        "drivers/vfio/pci/vfio_pci_config.c",
+        meaning="a guest finds it reset again and again",
+        flood=8,  # a start of a guest makes a few
+    ),
+    Kind(
+        "link-contained",
+        "gpu_lost",
+        "event",
+        None,
+        _FROM_REBOOT,
+        "",
+        "drivers/pci/pcie/dpc.c",
+        meaning="the port above it shut the link down after an error",
+    ),
+    Kind(
+        "pcie-fatal",
+        "pcie_error",
+        "event",
+        None,
+        _FROM_REBOOT,
+        "",
+        _AER_SOURCE,
+        verdict="failed",
+        meaning="its PCIe link failed",
+    ),
+    Kind("pcie-nonfatal", "pcie_error", "event", None, _FROM_RESET, "", _AER_SOURCE),
+    Kind("pcie-unrecovered", "pcie_error", "event", None, _FROM_RESET, "", _AER_SOURCE),
+    Kind(
+        "pcie-corrected",
+        "pcie_corrected",
+        "event",
+        None,
+        ("hardware",),
+        "",
+        _AER_SOURCE,
+        flood=480,  # 8 a minute, where DCGM warns of replays (dcgm_gpu_hardware_limits.h)
+    ),
+    Kind(
+        "iommu-rmp",
+        "iommu_fault",
+        "event",
+        None,
+        ("application",),
+        "The page belongs to a guest with encrypted memory (SEV-SNP), or to the firmware.",
+        "drivers/iommu/amd/iommu.c",
+    ),
+    Kind(
+        "iommu-interrupt",
+        "iommu_fault",
+        "event",
+        None,
+        ("driver", "reset", "reboot"),
+        "The interrupt had no entry in the IOMMU's table, as after a driver that ended badly.",
+        "drivers/iommu/intel",
+        meaning="the IOMMU refused its interrupts",
+    ),
+    Kind(
+        "unbind-hung",
+        "unbind_blocked",
+        "event",
+        None,
+        _FROM_APPLICATION,
+        UNBIND,
+        "kernel/hung_task.c",
+    ),
     Kind(
         "unbind-blocked",
         "unbind_blocked",

@@ -26,55 +26,58 @@ from typing import Union
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
     BY_ID,
+    PCIE_CLASSES,
     RANK,
     START_CLASSES,
     Kind,
     matching,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_lines import (
+    BDF,
+    BY_DRIVER,
+    PcieLine,
+    full_address,
+    iommu_line,
+    pcie_line,
+    slot_of_stream,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms import Record
+from ansible_collections.gpuhost.inference.plugins.module_utils._xids import (
+    ADVICE,
+    MMU_FAULT,
+    Advice,
+    advice,
+    kind_of,
+)
 
-_BDF = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
-_DEVICE = r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"  # as the IOMMU drivers write it
-_ADDRESS = re.compile(rf"(?<![\w:])({_BDF})(?![\w:])")
+_ADDRESS = re.compile(rf"(?<![\w:])({BDF})(?![\w:])")
 _DRM_ID = re.compile(r"\[GPU ID 0x([0-9a-f]{8})\]")
 _NVRM = re.compile(r"NVRM:?\s+(?:GPU(?P<instance>\d{1,4})\s)?")
-_DUMP = re.compile(rf"kfspDumpDebugState\w*: GPU ({_BDF})")
+_DUMP = re.compile(rf"kfspDumpDebugState\w*: GPU ({BDF})")
 _END = re.compile(
-    rf"GPU ({_BDF}): RmInitAdapter failed! \(0x([0-9a-f]+):0x([0-9a-f]+):\d+\)", re.IGNORECASE
+    rf"GPU ({BDF}): RmInitAdapter failed! \(0x([0-9a-f]+):0x([0-9a-f]+):\d+\)", re.IGNORECASE
 )
-_MINOR = re.compile(rf"GPU ({_BDF}): rm_init_adapter failed")
+_MINOR = re.compile(rf"GPU ({BDF}): rm_init_adapter failed")
 _NO_PROBE = re.compile(r"nvidia.* probe (?:with driver nvidia|of \S+) failed with error")
 # by the driver, or by our gpu_reset, which opened the device node
 _STARTED = re.compile(
-    rf"Initialized nvidia-drm \S+ (?:\d+ )?for (?P<drm>{_BDF}) on minor"
-    rf"|gpuhost: nvidia started GPU (?P<ours>{_BDF})"
+    rf"Initialized nvidia-drm \S+ (?:\d+ )?for (?P<drm>{BDF}) on minor"
+    rf"|gpuhost: nvidia started GPU (?P<ours>{BDF})"
 )
 _LOADED = "NVRM: loading NVIDIA UNIX"
-_XID = re.compile(rf"(?<!S)Xid \((?:PCI:)?({_BDF})[^)]*\): (\d+)(.*)")
+_XID = re.compile(rf"(?<!S)Xid \((?:PCI:)?({BDF})[^)]*\): (\d+)(.*)")
 _XID_INSTANCE = re.compile(r"from GPU(\d{1,4}) GSP")
 _ALL_ONES = re.compile(r"(?:Error status|Error code:|regvalue:) 0xffffffff\b", re.IGNORECASE)
 _SIDE = re.compile(
     r"Possible bad register read|kfsp\w+: |kgsp\w+: |nvCheckOkFailedNoLog|nvAssert\w*Failed"
     r"|gspFmcSysmemOffset|the GPU (?:is likely|may be) in a bad state|note: VBIOS version"
 )
-_ENUMERATED = re.compile(rf"pci ({_BDF}): \[([0-9a-f]{{4}}:[0-9a-f]{{4}})\] .*class (0x[0-9a-f]+)")
+_BRIDGE = re.compile(
+    rf"(?:pci|pcieport) ({BDF}): PCI bridge to \[bus ([0-9a-f]{{2}})(?:-([0-9a-f]{{2}}))?\]"
+)
+_ENUMERATED = re.compile(rf"pci ({BDF}): \[([0-9a-f]{{4}}:[0-9a-f]{{4}})\] .*class (0x[0-9a-f]+)")
 _OUR_DRIVERS = re.compile(r"NVRM|nvidia(?!-nvswitch)|nouveau|NovaCore")
-_CARD = re.compile(rf"NVRM: The NVIDIA GPU ({_BDF})")
-_AMD_EVENTS = "IO_PAGE_FAULT|RMP_PAGE_FAULT|INVALID_DEVICE_REQUEST|ILLEGAL_DEV_TABLE_ENTRY"
-_IOMMU_FAULTS = {
-    "AMD-Vi": re.compile(
-        rf"AMD-Vi: (?:Event logged )?\[(?:{_AMD_EVENTS}|\w+_HARDWARE_ERROR|IOTLB_INV_TIMEOUT)"
-        rf"(?: device=(?P<device>{_DEVICE}))?(?:.* address=(?P<place>0x[0-9a-f]+))?"
-    ),
-    "DMAR": re.compile(
-        rf"DMAR: \[[^\]]+\] Request device \[(?P<device>{_DEVICE})\]"
-        r"(?:.*fault addr (?P<place>(?:0x)?[0-9a-f]+))?"
-    ),
-    "smmu": re.compile(
-        rf"smmu\S* .*event: [FC]_\w+ client: (?P<device>{_DEVICE})"
-        r"(?:.*iova: (?P<place>0x[0-9a-f]+))?"
-    ),
-}
+_CARD = re.compile(rf"NVRM: The NVIDIA GPU ({BDF})")
 _START_WORDS = (
     "RmInitAdapter failed",
     "rm_init_adapter failed",
@@ -82,10 +85,13 @@ _START_WORDS = (
     "gpuhost: nvidia started",
     "kfspDumpDebugState",
 )
-_BY_DRIVER = re.compile(rf"([\w-]+) ({_BDF}): ")
 _RESET = re.compile(
-    rf"([\w-]+) ({_BDF}): (?:not )?ready (\d+)ms after ([^;]+?)(?:; (waiting|giving up))?$"
+    rf"([\w-]+) ({BDF}): (?:not )?ready (\d+)ms after ([^;]+?)(?:; (waiting|giving up))?$"
 )
+# They tell something only next to a GPU that is lost, or did not come back from a reset
+_HINT = re.compile(r"Invalid PCI ROM header sig|timed out waiting for pending transaction")
+_HUNG = re.compile(r"INFO: task \S+:\d+ blocked for more than \d+ seconds")
+_REMOVING = re.compile(r"\bnv_pci_remove\w*\+0x[0-9a-f]+/")
 _NO_FSP = re.compile(
     r"WaitForGfwBoot\w+_TU102|SanityCheckRegReadError_GM107|FWSEC|Booter|ksec2|SEC2 "
 )
@@ -97,10 +103,9 @@ EVIDENCE = 12  # lines kept for one fault
 _QUOTED = 400  # characters of a line
 _BLOCK_BITS = 24  # one fault address is kept for each 16 MiB, the size of the smallest large BAR
 _BLOCKS = 1024
-# Xids of applications that used the GPU wrongly (NVIDIA's Xid catalog); no ill health by themselves
-_OF_APPLICATIONS = (13, 31, 43, 45)
-_IOMMU_XID = 31
-_ADVICE_XID = 154
+_HINTS = 3  # lines kept for a fault that may follow
+_NEAR = 16  # messages within which the lines about one error on PCIe are
+_STACK = 64  # messages within which the stack of a task is
 
 
 def quote(record: Record) -> str:
@@ -113,16 +118,34 @@ class Seen:
     """One kind of fault of one GPU while the log is read, all repeats together."""
 
     kind: Kind
-    id: str
     first: Record
     last: Record
     attribution: str | None = None
     count: int = 0
+    hour: str = ""  # of the last one
+    hourly: int = 0  # in that hour so far
+    peak: int = 0  # the most in one hour
     order: int = 0  # when the last one came, in messages
     current: bool = True
     no_fsp: bool = False  # the messages are of a chip without FSP
     evidence: list[str] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)  # fault addresses by block
+
+    @property
+    def counts(self) -> bool:
+        """Whether it still makes the GPU ill."""
+        return self.current and self.peak >= self.kind.flood
+
+    def occur(self, record: Record, order: int) -> None:
+        """Count one more occurrence."""
+        hour = (record.wall or "").partition(":")[0]
+        if record.seconds is not None:
+            hour = str(int(record.seconds // 3600))
+        self.hourly = self.hourly + 1 if hour == self.hour else 1
+        self.hour, self.peak = hour, max(self.peak, self.hourly)
+        self.count += 1
+        self.last, self.order, self.current = record, order, True
+        self.add(record)
 
     def add(self, *records: Record) -> None:
         """Keep lines as evidence, each once."""
@@ -143,7 +166,8 @@ class Card:
     cause: Seen | None = None  # since its last good start: explains failures, over reloads too
     no_fsp: bool = False
     application: Record | None = None  # an Xid 31, telling only next to an IOMMU fault
-    advice: Record | None = None  # an Xid 154
+    advice: tuple[Advice, Record] | None = None  # an Xid 154
+    hints: list[Record] = field(default_factory=list)
 
     def current(self, *classes: str) -> Seen | None:
         """Return the newest fault of these classes that still stands."""
@@ -188,6 +212,9 @@ class Found:
         self.boot_id: str | None = None
         self.cards: dict[str, Card] = {}
         self.devices: dict[str, tuple[str, str]] = {}  # address -> id, class
+        self.buses: dict[str, tuple[int, int]] = {}  # bridge -> first and last bus below it
+        self.strangers: set[str] = set()  # devices of other makers
+        self.streams = Card()  # faults that tell bus, device and function, not the domain
         self.loose: list[Seen] = []  # unattributed
         self.highest = 0  # instance number: at one time so many more GPUs than one were started
         self._pending: dict[_Key, _Attempt] = {}
@@ -195,14 +222,19 @@ class Found:
         self._instances: dict[int, str] = {}
         self._ended: dict[str, Seen] = {}
         self._naming: str | None = None
+        self._errors: dict[tuple[str, str], int] = {}  # device and kind -> when it was announced
+        self._reporting: str | None = None  # device whose error a port announced last
+        self._last_error: tuple[int, Seen] | None = None
+        self._severity: tuple[str, Record] | None = None  # of an error that the firmware saw
+        self._event: Record | None = None  # of an Arm SMMU, whose words are to come
+        self._stream: tuple[str, Record] | None = None
+        self._hung: tuple[int, Record] | None = None  # when and which task
 
     def feed(self, record: Record) -> None:
         """Take in one message."""
         text = record.text
         self._order += 1
-        if "Linux version " in text or (
-            record.boot_id and self.boot_id not in (None, record.boot_id)
-        ):
+        if record.begins_boot or (record.boot_id and self.boot_id not in (None, record.boot_id)):
             self._forget()
         self.boot_id = record.boot_id or self.boot_id
         if _LOADED in text:
@@ -212,7 +244,9 @@ class Found:
             or self._xid(record)
             or self._reset(record)
             or self._iommu(record)
+            or self._pcie(record)
             or self._start(record)
+            or self._supports(record)
         ):
             self._other(record)
 
@@ -224,8 +258,16 @@ class Found:
         """The driver was loaded: its GPUs begin anew."""
         self.finish()
         self._instances.clear()
+        self.streams.drop("iommu_fault")
         for card in self.cards.values():
-            card.drop(*START_CLASSES, "gpu_lost", "iommu_fault", "unbind_blocked", "xid")
+            card.drop(
+                *START_CLASSES,
+                *PCIE_CLASSES,
+                "gpu_lost",
+                "iommu_fault",
+                "unbind_blocked",
+                "xid",
+            )
             card.started = card.advice = card.application = None
         for seen in self.loose:
             seen.current = False
@@ -242,34 +284,49 @@ class Found:
         found = _ENUMERATED.search(text) if "] type 0" in text else None
         if found:
             self.devices[full_address(found[1])] = (found[2], found[3])
-        return found is not None
+            return True
+        bridge = _BRIDGE.search(text) if "PCI bridge to" in text else None
+        if bridge:
+            first, last = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
+            self.buses[full_address(bridge[1])] = (first, last)
+        return bridge is not None
 
-    def _fault(
-        self, address: str | None, kind: Kind, record: Record, how: str, id_: str | None = None
-    ) -> Seen:
+    def above(self, address: str) -> tuple[str, ...]:
+        """Return the bridges above a device, as far as the log shows the buses."""
+        domain, bus, _device = address.split(":")
+        return tuple(
+            bridge
+            for bridge, (first, last) in self.buses.items()
+            if bridge.startswith(f"{domain}:") and first <= int(bus, 16) <= last
+        )
+
+    def _fault(self, address: str | None, kind: Kind, record: Record, how: str) -> Seen:
         """Count one occurrence; while a GPU is lost, all else is a consequence of that."""
-        id_ = id_ or kind.id
-        card = Card(faults={s.id: s for s in self.loose if s.current})
+        card = Card(faults={s.kind.id: s for s in self.loose if s.current})
         if address is not None:
             card = self.card(address)
         lost = card.current("gpu_lost") if address else None
-        if lost is not None and lost.id != id_:
+        if lost is not None and lost.kind.id != kind.id:
             lost.add(record)
             lost.last = record
             return lost
-        seen = card.faults.pop(id_, None) or Seen(kind, id_, record, record)
-        card.faults[id_] = seen
+        seen = card.faults.pop(kind.id, None) or Seen(kind, record, record)
+        card.faults[kind.id] = seen
         seen.attribution = how if address else None
-        seen.count += 1
-        seen.last, seen.order, seen.current = record, self._order, True
-        seen.add(record)
-        if address is None and seen.count == 1:
-            self.loose.append(seen)
-        elif kind.class_ == "gpu_lost" and address is not None:
-            resets = card.current("reset_failed")
-            if resets is not None:  # it was not there to be reset
-                seen.add(resets.first, resets.last)
-                card.drop("reset_failed")
+        seen.occur(record, self._order)
+        if address is None:
+            if seen.count == 1:
+                self.loose.append(seen)
+            return seen
+        if kind.class_ in ("gpu_lost", "reset_failed"):
+            seen.add(*card.hints)
+            card.hints.clear()
+        if kind.class_ == "gpu_lost":
+            for class_ in ("reset_failed", "pcie_error"):  # the way to it, and what follows from it
+                before = card.current(class_)
+                if before is not None:
+                    seen.add(before.first, before.last)
+                    card.drop(class_)
             card.cause = seen
         return seen
 
@@ -284,40 +341,110 @@ class Found:
         if instance:
             self._instances[int(instance[1])] = address
             self.highest = max(self.highest, int(instance[1]))
-        kind = matching(record.text)
-        if kind is not None and kind.phase == "start":  # 143, and only its text tells of the FSP
-            self._hit(address, kind, record)
-        elif number == 79:
-            self._fault(address, BY_ID["xid-79"], record, "line")
-        elif number in (119, 120):
-            self._fault(address, BY_ID["gsp-rpc"], record, "line")
-        elif number == _IOMMU_XID:
+        told = matching(record.text)
+        kind = kind_of(number, rest)
+        if told is not None and told.phase == "start":  # 143, and only its text tells of the FSP
+            self._hit(address, told, record)
+        elif number == MMU_FAULT:
             card.application = record
-        elif number == _ADVICE_XID:
-            card.advice = None if "to 0x0 " in rest else record
-        elif number not in _OF_APPLICATIONS:
-            self._fault(address, BY_ID["xid"], record, "line", f"xid-{number}")
+        elif number == ADVICE:
+            wanted = advice(rest)
+            card.advice = None if wanted is None else (wanted, record)
+        elif kind is not None:
+            self._fault(address, kind, record, "line")
         return True
 
     def _iommu(self, record: Record) -> bool:
-        text = record.text
-        found = None
-        for word, pattern in _IOMMU_FAULTS.items():
-            if word in text:
-                found = found or pattern.search(text)
-        if not found:
+        line = iommu_line(record.text)
+        if line is None:
             return False
-        driver = _BY_DRIVER.match(text[: found.start()])
-        address = full_address(driver[2] if driver else found["device"] or "")
-        if not address:
-            return True  # a fault of a device that is not named
-        if driver:
-            self._driven(address, driver[1])
-        seen = self._fault(address, BY_ID["iommu-fault"], record, "line")
-        if found["place"] and len(seen.places) < _BLOCKS:
-            place = int(found["place"], 16)
-            seen.places.setdefault(place >> _BLOCK_BITS, place)
+        if line.what == "record":
+            self._end_event()
+            self._event = record
+            return True
+        if line.what == "word":
+            if self._event is not None and line.stream is not None:
+                self._stream = (slot_of_stream(line.stream), self._event)
+            self._event = None
+            return True
+        if line.stream is not None:
+            self._stray(slot_of_stream(line.stream), record)
+            return True
+        self._stream = None  # this line is about the same event, and names the device
+        if not line.device:
+            return True
+        if line.driver:
+            self._driven(line.device, line.driver)
+        seen = self._fault(line.device, BY_ID[line.what], record, "line")
+        if line.place is not None and len(seen.places) < _BLOCKS:
+            seen.places.setdefault(line.place >> _BLOCK_BITS, line.place)
         return True
+
+    def _end_event(self) -> None:
+        """Book the event of an Arm SMMU that no further line gave a device's name."""
+        if self._stream is not None:
+            self._stray(*self._stream)
+        self._stream = None
+
+    def _stray(self, slot: str, record: Record) -> None:
+        """Book a fault of a device in some PCI domain."""
+        seen = self.streams.faults.setdefault(slot, Seen(BY_ID["iommu-fault"], record, record))
+        seen.occur(record, self._order)
+
+    def _pcie(self, record: Record) -> bool:
+        line = pcie_line(record.text)
+        if line is None:
+            return False
+        driver = BY_DRIVER.match(record.text)
+        if driver:
+            self._driven(full_address(driver[2]), driver[1])
+        if line.what in BY_ID:
+            self._error(line, record)
+            if line.what == "link-contained" and line.value:
+                self._error(PcieLine(line.what, line.value), record)
+        elif line.what == "recovered":
+            for address in {line.device, self._reporting or line.device}:
+                self.card(address).drop("pcie_error", "gpu_lost")
+        elif line.what in ("failed", "unrecovered"):
+            at, seen = self._last_error or (-_NEAR, None)
+            if seen is not None and self._order - at < _NEAR:
+                seen.add(record)
+            elif line.what == "unrecovered":
+                self._fault(line.device, BY_ID["pcie-unrecovered"], record, "line")
+        else:
+            self._described_error(line, record)
+        return True
+
+    def _described_error(self, line: PcieLine, record: Record) -> None:
+        """Take lines that only describe an error: how bad it is, of which device, who made it.
+
+        The maker tells in logs that do not show the enumeration whether the device may be ours.
+        """
+        address = line.device or self._reporting
+        if line.what == "severity":
+            self._severity = (line.value, record) if line.value else None
+        elif line.what == "vendor" and address and line.value != "10de":
+            self.strangers.add(address)
+        elif line.what == "reported":
+            self._reporting = line.device
+            if self._severity is not None:
+                what, first = self._severity
+                self._error(PcieLine(what, line.device), first).add(record)
+
+    def _error(self, line: PcieLine, record: Record) -> Seen:
+        """Book an error once, though a port announces it and the device has lines about it."""
+        announced = self._errors.pop((line.device, line.what), -_NEAR)
+        card = self.card(line.device)
+        seen = card.faults.get(line.what) or card.current("gpu_lost")
+        if line.detail and seen is not None and self._order - announced < _NEAR:
+            seen.add(record)
+        else:
+            seen = self._fault(line.device, BY_ID[line.what], record, "line")
+        if not line.detail:
+            self._errors[line.device, line.what] = self._order
+            self._reporting = line.device
+        self._last_error = (self._order, seen)
+        return seen
 
     def _driven(self, address: str, driver: str) -> None:
         """Note the driver that a message about a device begins with."""
@@ -376,7 +503,7 @@ class Found:
             if "Continuing with GPU removal" in text:
                 self.card(address).drop("unbind_blocked")
         self._naming = address if _CARD.search(text) else self._naming
-        driver = _BY_DRIVER.match(text)
+        driver = BY_DRIVER.match(text)
         if driver:
             self._driven(full_address(driver[2]), driver[1])
         kind = matching(text)
@@ -398,6 +525,42 @@ class Found:
             if address is None and instance is not None:
                 address = self._instances.get(instance)
             self._fault(address, kind, record, "line")
+
+    def _supports(self, record: Record) -> bool:
+        """Take lines that alone say nothing."""
+        if self._hangs(record):
+            return True
+        address = _address(record.text) if _HINT.search(record.text) else None
+        if address:
+            self._hint(address, record)
+        return address is not None
+
+    def _hint(self, address: str, record: Record) -> None:
+        """Keep a line that supports a loss or a failed reset, before it or after."""
+        card = self.card(address)
+        standing = card.current("gpu_lost", "reset_failed")
+        if standing is not None:
+            standing.add(record)
+        elif len(card.hints) < _HINTS:
+            card.hints.append(record)
+
+    def _hangs(self, record: Record) -> bool:
+        """Take a task that hangs in the driver's removal of a GPU; its stack does not say which."""
+        if _HUNG.search(record.text):
+            self._hung = (self._order, record)
+            return True
+        if not _REMOVING.search(record.text):
+            return False
+        at, first = self._hung or (-_STACK, record)
+        if self._order - at < _STACK:
+            waiting = [card.current("unbind_blocked") for card in self.cards.values()]
+            known = [seen for seen in waiting if seen is not None]
+            seen = known[0] if len(known) == 1 else None
+            if seen is None:
+                seen = self._fault(None, BY_ID["unbind-hung"], first, "")
+            seen.add(first, record)
+        self._hung = None
+        return True
 
     def _hit(self, key: _Key, kind: Kind, record: Record) -> None:
         attempt = self._pending.setdefault(key, _Attempt())
@@ -496,6 +659,7 @@ class Found:
 
     def finish(self) -> None:
         """End of the log, or of what counts: settle what is still pending."""
+        self._end_event()
         pending, self._pending = self._pending, {}
         for attempt in pending.values():
             self._settle(attempt.address, "dump", attempt)
@@ -519,11 +683,12 @@ class Found:
                     seen.current = False  # not its last attempt
                 else:
                     card.drop(*START_CLASSES)
-            alike = card.faults.pop(seen.id, None)
+            alike = card.faults.pop(seen.kind.id, None)
             if alike is not None:
                 seen.count += alike.count
+                seen.peak = max(seen.peak, alike.peak)
                 seen.first = alike.first
-            card.faults[seen.id] = seen
+            card.faults[seen.kind.id] = seen
         self.loose = []
 
     def named(self, address: str) -> bool:
@@ -542,16 +707,6 @@ def collect(records: Iterable[Record]) -> Found:
         found.feed(record)
     found.finish()
     return found
-
-
-def full_address(address: str) -> str:
-    """Return a logged address in full form: the domain may be missing or have eight digits."""
-    parts = address.lower().partition(".")
-    fields = parts[0].split(":")
-    if len(fields) < 2:
-        return ""
-    domain = int(fields[-3], 16) if len(fields) > 2 else 0
-    return f"{domain:04x}:{fields[-2]}:{fields[-1]}.{parts[2] or '0'}"
 
 
 def _address(text: str) -> str | None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +22,20 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_history import (
+    Before,
+    PastBoot,
+    PastGpu,
+    read_history,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
     BY_ID,
+    CLASSES,
     FSP_CLASSES,
-    MEANINGS,
+    PCIE_CLASSES,
     RUNGS,
     START_CLASSES,
+    XID_SOURCE,
     remedy,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import (
@@ -48,14 +57,19 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log impo
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DEVICES,
+    bridges_above,
     normalize_address,
     slot_of,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._xids import Advice, raised
 
-_WORST = ("lost", "failed", "degraded")
-# drivers whose messages may be about a GPU; without one, as DMAR writes, it may be too
-_MAY_BE_OURS = (None, "nvidia", "vfio-pci", "nvgrace-gpu-vfio-pci", "pci")
+_WORST = ("lost", "failed", "degraded", "healthy")
+# drivers whose messages may be about a GPU
+_MAY_HOLD_OURS = ("nvidia", "vfio-pci", "nvgrace-gpu-vfio-pci")
+_PLACE = re.compile(r"\w+:(\w\w):00\.0")
+_AGAIN = 3  # boots in a row with the same fault, after which only the hardware is left
+_OF_THE_HARDWARE = ("power-off", "hardware")  # rungs; a warm reboot keeps slot power
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,7 @@ class Subject:
         has_fsp: `yes`, `no` or `unknown`.
         bars: memory windows as (first, last) address.
         initialised: the driver shows the UUID and firmware it got from the GPU; `None` if unknown.
+        bridges: addresses of all bridges above it.
         observed: driver and `initialised` are of the time of the log; false for a saved log.
     """
 
@@ -76,6 +91,7 @@ class Subject:
     has_fsp: str = "unknown"
     bars: tuple[tuple[int, int], ...] = ()
     initialised: bool | None = None
+    bridges: tuple[str, ...] = ()
     observed: bool = True
 
 
@@ -87,9 +103,14 @@ class Fault:
         id: name of its row in `KINDS` (`xid-N` for an Xid without a row of its own).
         class_: class of the fault.
         address: of the GPU, `None` when the log does not tell.
-        attribution: how the address was found: `line`, `dump`, `attempt`, `only-gpu`, or `None`.
+        attribution: how the address was found: `line`, `dump`, `attempt`, `bridge`, `only-gpu`, or
+            `None`.
         candidates: the GPUs it may be about while `address` is `None`.
-        current: false when a later start or load of the driver made it history.
+        verdict: on a GPU with it, while it is current.
+        meaning: what it means for a GPU.
+        current: false when a later start or load of the driver made it history, and for what is
+            harmless while there is little of it.
+        boots: in a row, this one included, in which the GPU had it, as far as one looked.
         first: time of the first occurrence.
         last: time of the last one.
         count: occurrences, a lower bound where the log has gaps.
@@ -105,7 +126,10 @@ class Fault:
     address: str | None
     attribution: str | None
     candidates: tuple[str, ...]
+    verdict: str
+    meaning: str
     current: bool
+    boots: int
     first: str | None
     last: str | None
     count: int
@@ -116,16 +140,11 @@ class Fault:
     evidence: tuple[str, ...]
 
     @property
-    def verdict(self) -> str:
-        """What this fault alone makes of a GPU."""
-        return (MEANINGS.get(self.id) or MEANINGS[self.class_])[0]
-
-    @property
-    def meaning(self) -> str:
-        """Say it in words."""
-        words = (MEANINGS.get(self.id) or MEANINGS[self.class_])[1]
+    def told(self) -> str:
+        """Say it in a sentence's end."""
         times = "once" if self.count == 1 else f"{self.count} times"
-        return f"{words} ({self.id}, logged {times})"
+        again = f", in {self.boots} boots in a row" if self.boots > 1 else ""
+        return f"{self.meaning} ({self.id}, logged {times}{again})"
 
 
 @dataclass(frozen=True)
@@ -148,6 +167,7 @@ class Health:
     gpus: tuple[GpuHealth, ...]
     faults: tuple[Fault, ...]
     log: LogSummary
+    history: tuple[PastBoot, ...] = ()
 
     @property
     def unattributed(self) -> tuple[Fault, ...]:
@@ -180,7 +200,14 @@ def read_subjects(host: Reader, gpus: Iterable[Gpu]) -> list[Subject]:
             firmware = said.get("GPU Firmware", "")
             initialised = "?" not in said["GPU UUID"] and firmware not in ("N/A", "?")
         subjects.append(
-            Subject(gpu.address, gpu.driver, gpu.has_fsp, _windows(windows), initialised)
+            Subject(
+                gpu.address,
+                gpu.driver,
+                gpu.has_fsp,
+                _windows(windows),
+                initialised,
+                bridges_above(host, gpu.address),
+            )
         )
     return subjects
 
@@ -203,6 +230,7 @@ def examine(
     boot: str,
     log_file: str | None,
     timeout: float,
+    earlier_boots: int = 0,
 ) -> Health:
     """Judge the GPUs of a host; options as in the documentation of gpu_health_info.
 
@@ -210,6 +238,11 @@ def examine(
         GpuHostError: an option is wrong, or the saved log cannot be opened.
     """
     captured = is_captured(host)
+    if earlier_boots < 0 or (earlier_boots and (captured or log_file or boot != "current")):
+        raise GpuHostError(
+            "earlier_boots counts back from the boot that runs now: give a number from 0, and "
+            "neither boot, log_file nor sysroot with it"
+        )
     subjects: Sequence[Subject] | None = read_subjects(host, read_gpus(host))
     if log_file is not None:
         log = read_file(log_file)
@@ -220,8 +253,27 @@ def examine(
         subjects = of_saved_log(host, found, log.summary(), subjects or ())
     elif boot != "current":
         subjects = unobserved(subjects or ())
-    health = conclude(found, log.summary(), subjects)
+    history: Sequence[PastBoot] = ()
+    before: Before = ()
+    if earlier_boots:
+        history, before = read_history(
+            host, earlier_boots, timeout, lambda past: _past(past, subjects or ())
+        )
+    health = conclude(found, log.summary(), subjects, before)
+    health = replace(health, history=tuple(history))
     return health if addresses is None else _chosen(health, addresses)
+
+
+def _past(log: KernelLog, subjects: Sequence[Subject]) -> tuple[list[PastGpu], dict[str, set[str]]]:
+    """Judge the GPUs of an earlier boot: those of now, and those that only its log names."""
+    found = collect(log)
+    gone = [gpu for gpu in named_by(found) if _owner(gpu.address, subjects) is None]
+    health = conclude(found, log.summary(), [*unobserved(subjects), *gone])
+    kinds: dict[str, set[str]] = {}
+    for fault in health.faults:
+        if fault.current and fault.address is not None:
+            kinds.setdefault(fault.address, set()).add(kind_over_boots(fault))
+    return [PastGpu(gpu.address, gpu.verdict, gpu.faults) for gpu in health.gpus], kinds
 
 
 def is_captured(host: Reader) -> bool:
@@ -242,6 +294,10 @@ def _chosen(health: Health, addresses: Sequence[str]) -> Health:
         health,
         gpus=tuple(gpu for gpu in health.gpus if gpu.address in wanted),
         faults=tuple(f for f in health.faults if f.address is None or f.address in wanted),
+        history=tuple(
+            replace(boot, gpus=tuple(gpu for gpu in boot.gpus if gpu.address in wanted))
+            for boot in health.history
+        ),
     )
 
 
@@ -270,10 +326,22 @@ def judge(log: KernelLog, subjects: Sequence[Subject] | None) -> Health:
     return conclude(found, log.summary(), subjects)
 
 
-def conclude(found: Found, log: LogSummary, subjects: Sequence[Subject] | None) -> Health:
-    """Judge GPUs by what a log says; with `None`, those that the log itself names."""
-    known = list(_named(found) if subjects is None else subjects)
-    faults = _attributed(found, known, all_known=subjects is not None)
+def conclude(
+    found: Found, log: LogSummary, subjects: Sequence[Subject] | None, before: Before = ()
+) -> Health:
+    """Judge GPUs by what a log says; with `None`, those that the log itself names.
+
+    Args:
+        found: what the log says.
+        log: how much of it there was.
+        subjects: the GPUs.
+        before: for each boot before, the last one first, `kind_over_boots` of the faults that stood
+            at its end, by address.
+    """
+    known = list(named_by(found) if subjects is None else subjects)
+    faults = [
+        _again(fault, before) for fault in _attributed(found, known, all_known=subjects is not None)
+    ]
     judged = [
         _verdict(
             subject,
@@ -287,18 +355,64 @@ def conclude(found: Found, log: LogSummary, subjects: Sequence[Subject] | None) 
     return Health(tuple(judged), tuple(faults), log)
 
 
-def _named(found: Found) -> Iterator[Subject]:
+def kind_over_boots(fault: Fault) -> str:
+    """Return what must be the same for a fault to be the same again in another boot."""
+    return fault.id if fault.class_ == "xid" else fault.class_
+
+
+def _again(fault: Fault, before: Before) -> Fault:
+    """Look for the same fault in the boots before: if it was there too, it is the hardware."""
+    if fault.address is None or not fault.current:
+        return fault
+    boots = 1
+    for had in before:
+        if kind_over_boots(fault) not in had.get(fault.address, ()):
+            break
+        boots += 1
+    ladder = tuple(rung for rung in fault.ladder if rung in _OF_THE_HARDWARE)
+    if boots < _AGAIN or not ladder:
+        return replace(fault, boots=boots)
+    advice = f"It is there since {boots} boots or more, so what is below did not help."
+    return replace(fault, boots=boots, ladder=ladder, remedy=remedy(advice, ladder))
+
+
+def named_by(found: Found) -> Iterator[Subject]:
     """Tell which addresses in a log are NVIDIA GPUs, or may be."""
+    named = any(card.named for card in found.cards.values()) or any(
+        id_.startswith("10de:") for id_, _class in found.devices.values()
+    )
     for address in sorted({*found.cards, *found.devices}):
         card = found.cards.get(address, Card())
         id_, class_ = found.devices.get(address, ("", ""))
         if id_:
             ours = id_.startswith("10de:") and class_.startswith(("0x0300", "0x0302"))
+        elif address in found.strangers:
+            ours = False
         else:
-            ours = card.named or (bool(card.faults) and card.driver in _MAY_BE_OURS)
+            ours = card.named or _may_be_ours(address, card, alone=not named)
         if ours:
             has_fsp = identify(id_)[2] if id_ else "unknown"
-            yield Subject(address, has_fsp=has_fsp, observed=False)
+            yield Subject(address, None, has_fsp, bridges=found.above(address), observed=False)
+
+
+def _may_be_ours(address: str, card: Card, *, alone: bool) -> bool:
+    """Tell whether faults of a device that nothing names may be of an NVIDIA GPU.
+
+    The IOMMU's drivers do not always say what the device is. In a log that names GPUs it is none of
+    them; and no GPU is on a bus 0, or has another number there than 00.0.
+    """
+    classes = {seen.kind.class_ for seen in card.faults.values()}
+    if card.driver in _MAY_HOLD_OURS:
+        return bool(classes)
+    # a port reports PCIe errors of any device, without its driver
+    at = _PLACE.fullmatch(address)
+    return (
+        alone
+        and card.driver in (None, "pci")
+        and bool(classes.difference(PCIE_CLASSES))
+        and at is not None
+        and at[1] != "00"
+    )
 
 
 def _owner(address: str, subjects: Sequence[Subject]) -> Subject | None:
@@ -320,23 +434,29 @@ def _attributed(found: Found, known: Sequence[Subject], *, all_known: bool) -> l
     if len(sure) == 1 and (all_known or not found.highest):
         found.claim(sure[0])
     faults = []
+    of_bridges = []
     for address, card in sorted(found.cards.items()):
         owner = _owner(address, known)
         if owner is None:
+            of_bridges.append((address, card))
             continue
-        if card.advice and not any(seen.current for seen in card.faults.values()):
-            seen = Seen(BY_ID["xid"], "xid-154", card.advice, card.advice, "line", count=1)
-            card.faults[seen.id] = seen
+        if card.advice and not any(map(_by_xid, card.faults.values())):
+            seen = Seen(BY_ID["xid-154"], card.advice[1], card.advice[1], "line")
+            seen.occur(card.advice[1], 0)
+            card.faults[seen.kind.id] = seen
         for seen in card.faults.values():
             if seen.kind.class_ == "iommu_fault" and card.application:
                 seen.add(card.application)
-            if seen.current and card.advice:
-                seen.add(card.advice)
-            faults.append(_described(seen, owner, known))
-    lost = any(fault.class_ == "gpu_lost" for fault in faults)
+            wanted = card.advice if _by_xid(seen) else None
+            if wanted:
+                seen.add(wanted[1])
+            faults.append(_described(seen, owner, known, wanted and wanted[0]))
+    for address, card in of_bridges:
+        faults += _of_bridge(address, card, found, known)
+    lost = [fault.address for fault in faults if fault.class_ == "gpu_lost" and fault.current]
     able = {subject.address for subject in known if subject.has_fsp != "no"}
     for seen in found.loose:
-        if seen.id == "rpc-gpu-lost" and lost:
+        if seen.kind.id == "rpc-gpu-lost" and lost:
             continue  # follows from a loss that did name its GPU
         candidates = [
             address
@@ -345,10 +465,48 @@ def _attributed(found: Found, known: Sequence[Subject], *, all_known: bool) -> l
             and not found.started_since(address, seen)
         ]
         faults.append(replace(_described(seen, None, known), candidates=tuple(candidates)))
+    for slot, seen in found.streams.faults.items():
+        alike = tuple(s.address for s in known if s.address.partition(":")[2] == slot)
+        if alike:
+            fault = _described(seen, None, known)
+            faults.append(replace(fault, candidates=alike))
     return faults
 
 
-def _described(seen: Seen, owner: Subject | None, known: Sequence[Subject]) -> Fault:
+def _of_bridge(address: str, card: Card, found: Found, known: Sequence[Subject]) -> Iterator[Fault]:
+    """Give the PCIe errors of a bridge to the GPUs below it.
+
+    A link that was shut down takes every GPU below with it. Of other errors one GPU is the cause,
+    or suffers from them, and which one is known only when there is just one.
+    """
+    below = [subject for subject in known if address in subject.bridges]
+    for seen in card.faults.values():
+        kind = seen.kind
+        if kind.class_ not in PCIE_CLASSES and kind.id != "link-contained":
+            continue
+        hit = []
+        for gpu in below:
+            own = found.cards.get(gpu.address, Card()).current("gpu_lost")
+            if own is not None:
+                own.add(seen.first)
+            elif not found.started_since(gpu.address, seen):
+                hit.append(gpu)
+        if kind.id == "link-contained" or len(below) == 1:
+            for gpu in hit:
+                yield replace(_described(seen, gpu, known), attribution="bridge")
+        elif len(hit) == len(below) > 0:
+            candidates = tuple(gpu.address for gpu in hit)
+            yield replace(_described(seen, None, known), attribution=None, candidates=candidates)
+
+
+def _by_xid(seen: Seen) -> bool:
+    """Tell whether an Xid 154 may be about this fault."""
+    return seen.counts and (seen.kind.source == XID_SOURCE or seen.kind.class_ == "gpu_lost")
+
+
+def _described(
+    seen: Seen, owner: Subject | None, known: Sequence[Subject], wanted: Advice | None = None
+) -> Fault:
     """Turn what was seen into a result, with what the GPU itself adds to the diagnosis."""
     kind, evidence = seen.kind, list(seen.evidence)
     if owner is not None and owner.has_fsp == "yes" and kind.id == "gfw-boot":
@@ -364,19 +522,29 @@ def _described(seen: Seen, owner: Subject | None, known: Sequence[Subject]) -> F
         ]
         kind = BY_ID["iommu-p2p"] if hits else kind
         evidence += hits[:EVIDENCE]
+    verdict, meaning = CLASSES[kind.class_]
+    verdict = (kind.verdict or verdict) if seen.peak >= kind.flood else "healthy"
+    ladder, told = kind.ladder, kind.advice
+    if wanted:
+        verdict = min(verdict, wanted.verdict, key=_WORST.index)
+        ladder = raised(ladder, wanted.rung)
+        told = f"The driver asks for: {wanted.words}. {told}".rstrip()
     return Fault(
-        id=seen.id if kind is seen.kind else kind.id,
+        id=kind.id,
         class_=kind.class_,
         address=None if owner is None else owner.address,
         attribution=seen.attribution,
         candidates=(),
-        current=seen.current,
+        verdict=verdict,
+        meaning=kind.meaning or meaning,
+        current=seen.counts,
+        boots=1,
         first=seen.first.time,
         last=seen.last.time,
         count=seen.count,
         line=quote(seen.first),
-        ladder=kind.ladder,
-        remedy=remedy(kind.advice, kind.ladder),
+        ladder=ladder,
+        remedy=remedy(told, ladder),
         source=kind.source,
         evidence=tuple(evidence),
     )
@@ -397,9 +565,9 @@ def _verdict(
     verdict, reason = "unknown", ""
     if standing:
         verdict = min((fault.verdict for fault in standing), key=_WORST.index)
-        reason = "; ".join(fault.meaning for fault in standing if fault.verdict == verdict)
+        reason = "; ".join(fault.told for fault in standing if fault.verdict == verdict)
     elif suspected:
-        reason = f"of this GPU or of another: {suspected[0].meaning}"
+        reason = f"of this GPU or of another: {suspected[0].told}"
         evidence = [suspected[0].line]
     elif not log.readable:
         reason = "no kernel log could be read: " + "; ".join(log.gaps)
@@ -434,7 +602,7 @@ def _verdict(
         fsp,
         verdict,
         reason,
-        tuple(fault.id for fault in standing),
+        tuple(dict.fromkeys(fault.id for fault in standing)),
         _worst_ladder([fault for fault in standing if fault.verdict == verdict]),
         tuple(evidence[:EVIDENCE]),
     )

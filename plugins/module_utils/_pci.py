@@ -12,7 +12,10 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
+    GpuHostError,
+    UnreadableError,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 DEVICES = "/sys/bus/pci/devices"
@@ -72,6 +75,15 @@ def slot_of(address: str) -> str:
     return address.rpartition(".")[0]
 
 
+def bridges_above(host: Reader, address: str) -> tuple[str, ...]:
+    """Return the addresses of all bridges above a device, the nearest last; empty if unknown."""
+    try:
+        path = host.link(f"{DEVICES}/{address}") or ""
+    except UnreadableError:
+        return ()
+    return tuple(part for part in path.split("/")[:-1] if _ADDRESS.fullmatch(part))
+
+
 def read_device(host: Reader, address: str) -> PciDevice | None:
     """Return the device at a full address, `None` when there is none.
 
@@ -91,7 +103,7 @@ def read_device(host: Reader, address: str) -> PciDevice | None:
     node = host.number(f"{at}/numa_node")
     driver = host.link(f"{at}/driver")
     group = host.link(f"{at}/iommu_group")
-    above = (host.link(at) or "").split("/")[-2:-1]
+    above = bridges_above(host, address)
     return PciDevice(
         address=address,
         id=f"{vendor:04x}:{device:04x}",
@@ -100,7 +112,7 @@ def read_device(host: Reader, address: str) -> PciDevice | None:
         driver=driver and driver.rpartition("/")[2],
         numa_node=None if node is None or node < 0 else node,
         group=int(group.rpartition("/")[2]) if group else None,
-        port=above[0] if above and _ADDRESS.fullmatch(above[0]) else None,
+        port=above[-1] if above else None,
     )
 
 

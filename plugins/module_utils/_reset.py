@@ -326,7 +326,7 @@ def _logged(machine: Machine, address: str, since: float) -> _Ill:
     left = [rung for rung in (judged.ladder if judged else ()) if rung in _AFTER_RESET]
     lines = [line for fault in faults for line in (fault.line, *fault.evidence)]
     return _Ill(
-        "; ".join(fault.meaning for fault in faults),
+        "; ".join(fault.told for fault in faults),
         tuple(lines[:_LINES]),
         tuple(left) or _AFTER_RESET,
     )

@@ -14,12 +14,16 @@ author:
 description:
   - Reads the kernel log and says for each GPU whether its Foundation Security Processor (FSP, also
     called firmware security processor) came up, and whether the GPU is healthy.
-  - It knows failures of the FSP, of the GSP firmware and its files, lost GPUs, Xids, IOMMU faults
-    of AMD, Intel and Arm IOMMUs, resets that the device did not survive, and unbinds that the
-    driver holds back.
+  - It knows failures of the FSP, of the GSP firmware and its files, lost GPUs, errors on PCIe of a
+    GPU and of the bridges above it, Xids, IOMMU faults of AMD, Intel and Arm IOMMUs, resets that
+    the device did not survive, and unbinds that the driver holds back.
   - A fault is tied to a GPU by an address in the log, never by the number in C(GPU0), which is no
     index. What cannot be tied to a GPU is in RV(unattributed), and the GPUs it may be about are
     not called healthy.
+  - An error of a bridge belongs to the GPU below it, of several below to one of them; without one
+    it counts for nothing. In a log of another host the bridges are those that it names.
+  - Xids that an application causes by itself, and single errors that PCIe corrected, make no GPU
+    ill.
   - Of the many messages of one failed attempt to start a GPU, the nearest to the cause is the
     fault, the others are its evidence. The last attempt decides, and loading the driver again
     makes what was before it history.
@@ -63,6 +67,17 @@ options:
         names.
       - Of several boots in one file, the last counts.
     type: path
+  earlier_boots:
+    description:
+      - So many boots before the current one are judged too, each by its own log in the journal; see
+        RV(history).
+      - With V(2) or more, a fault that the GPU had in the two boots before as well is put down to
+        the hardware, and RV(faults[].ladder) begins accordingly.
+      - Each boot is read within O(timeout). With V(0) nothing is read.
+      - Not together with O(boot), O(log_file) or O(sysroot).
+    type: int
+    default: 0
+    version_added: 0.2.0
   timeout:
     description: Seconds after which reading one source is given up.
     type: float
@@ -93,6 +108,15 @@ EXAMPLES = r"""
   gpuhost.inference.gpu_health_info:
     boot: "-1"
   register: before
+
+- name: Look whether a fault comes back boot after boot
+  gpuhost.inference.gpu_health_info:
+    earlier_boots: 2
+  register: judged
+
+- name: Show what is put down to the hardware
+  ansible.builtin.debug:
+    msg: "{{ judged.faults | selectattr('boots', 'ge', 3) | map(attribute='remedy') }}"
 
 - name: Judge a log somebody sent
   gpuhost.inference.gpu_health_info:
@@ -180,8 +204,9 @@ faults:
           C(fsp_timeout), it did not answer; C(gsp_failed), the GPU did not start or its GSP
           stopped, and the FSP is not known to be the reason; C(fw_missing), the firmware file was
           not loaded; C(stale_wpr2), a further attempt after a failed first one that is not in the
-          log; C(gpu_lost); C(iommu_fault); C(reset_failed); C(unbind_blocked); C(xid), any other
-          Xid that is not an application's own.
+          log; C(gpu_lost); C(pcie_error), PCIe lost data; C(pcie_corrected), PCIe corrected
+          errors; C(iommu_fault); C(reset_failed); C(unbind_blocked); C(xid), any other Xid that is
+          not an application's own.
       returned: success
       type: str
       sample: fsp_failed
@@ -194,7 +219,8 @@ faults:
       description:
         - How the GPU was found; C(line), its address is in the message; C(dump), the driver's dump
           of the FSP names it; C(attempt), the attempt to start it ended with its address;
-          C(only-gpu), there is no other; V(null) for none of these.
+          C(bridge), it is about a bridge with this GPU below; C(only-gpu), there is no other;
+          V(null) for none of these.
       returned: success
       type: str
       sample: dump
@@ -204,11 +230,37 @@ faults:
       type: list
       elements: str
       sample: []
+    verdict:
+      description:
+        - What this fault makes of a GPU while it is current. V(healthy) for errors that PCIe
+          corrected, and guests that found the GPU reset, while there are few of them.
+        - An Xid 154 makes it worse when the driver wants a reset or a reboot.
+      returned: success
+      type: str
+      choices: [lost, failed, degraded, healthy]
+      sample: failed
+      version_added: 0.2.0
+    meaning:
+      description: What it means for a GPU.
+      returned: success
+      type: str
+      sample: its FSP did not come up
+      version_added: 0.2.0
     current:
-      description: V(false) when the GPU was started, or its driver was loaded again, since.
+      description:
+        - V(false) when the GPU was started, or its driver was loaded again, since, and for what
+          makes no GPU ill, see RV(faults[].verdict).
       returned: success
       type: bool
       sample: true
+    boots:
+      description:
+        - Boots in a row, the current one included, at whose end the GPU had a fault of this class,
+          of this id for Xids, as far as O(earlier_boots) looks; else V(1).
+      returned: success
+      type: int
+      sample: 1
+      version_added: 0.2.0
     first:
       description:
         - Time of the first occurrence; time of day where the log has it, else seconds since boot.
@@ -272,6 +324,43 @@ unattributed:
   type: list
   elements: dict
   sample: []
+history:
+  description:
+    - The boots before, the last one first, as many as O(earlier_boots) says.
+    - Drivers and proofs of a start are those of the logs, so that most GPUs without a fault are
+      V(unknown).
+  returned: success
+  type: list
+  elements: dict
+  version_added: 0.2.0
+  contains:
+    boot_id:
+      description: The boot, V(null) in an entry about boots that are not kept.
+      returned: success
+      type: str
+      sample: 1b2c3d4e5f60718293a4b5c6d7e8f901
+    first:
+      description: Time of its first message.
+      returned: success
+      type: str
+      sample: "2026-10-03T06:14:05.120000Z"
+    last:
+      description: Time of its last message.
+      returned: success
+      type: str
+      sample: "2026-10-05T21:00:41.934000Z"
+    error:
+      description: Why it could not be judged, V(null) when it was.
+      returned: success
+      type: str
+      sample: null
+    gpus:
+      description: The GPUs of now, and those that only its log names.
+      returned: success
+      type: list
+      elements: dict
+      sample:
+        - {address: "0000:41:00.0", faults: [fsp-response], verdict: failed}
 log:
   description: How much of the log there was.
   returned: success
@@ -337,6 +426,7 @@ def main() -> None:
             },
             "boot": {"type": "str", "default": "current"},
             "log_file": {"type": "path"},
+            "earlier_boots": {"type": "int", "default": 0},
             "timeout": {"type": "float", "default": 30},
             "sysroot": {"type": "path", "default": "/"},
         },

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ import pytest
 import yaml
 from ansible_collections.gpuhost.inference.plugins.module_utils import _child
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
+    CLASSES,
     KINDS,
     RUNGS,
     remedy,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import collect
 from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
     Health,
     Subject,
+    conclude,
     judge,
     read_subjects,
 )
@@ -28,6 +33,13 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log impo
     read_file,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._xids import (
+    HARMLESS as HARMLESS_XIDS,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._xids import (
+    advice,
+    raised,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,8 +71,8 @@ def words(judged: Health) -> dict[str, str]:
 
 def test_every_log_is_in_the_index() -> None:
     assert sorted(INDEX) == sorted(path.stem for path in LOGS.glob("*.log"))
-    assert len(INDEX) >= 25
-    assert sum("faults" not in entry for entry in INDEX.values()) >= 8
+    assert len(INDEX) >= 80
+    assert sum("faults" not in entry for entry in INDEX.values()) >= 25
 
 
 @pytest.mark.parametrize("name", sorted(INDEX))
@@ -91,12 +103,54 @@ def shared_logs() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "class_"), shared_logs())
 def test_public_logs_are_judged_as_their_index_says(name: str, class_: str) -> None:
     judged = judge(read_file(str(SHARED / f"{name}.log")), None)
-    standing = {fault.class_ for fault in judged.faults if fault.current}
-    assert standing == (set() if class_ in ("benign", "healthy", "format_only") else {class_})
+    found = {fault.class_ for fault in judged.faults if fault.current}
+    assert found == (set() if class_ in HARMLESS else {class_})
     failed = {"fsp_failed", "fsp_timeout"}
     for gpu in judged.gpus:
         assert gpu.verdict != "healthy"  # excerpts are never complete
         assert (gpu.fsp == "failed") == (class_ in failed)
+
+
+HARMLESS = ("benign", "healthy", "format_only")
+
+
+def standing(log: bytes) -> set[str]:
+    """Return the classes of the faults that count in a log."""
+    return {fault.class_ for fault in judge(read_blocks([log]), None).faults if fault.current}
+
+
+def confusion() -> Counter[tuple[str, str]]:
+    """Count logs by the class they have and the class that is found in them, `none` for none."""
+    logs = [
+        ((LOGS / f"{name}.log").read_bytes(), {row.split()[0] for row in entry.get("faults", [])})
+        for name, entry in INDEX.items()
+    ]
+    logs.append((corrected(range(100, 3100, 6)).encode(), {"pcie_corrected"}))
+    logs += [
+        ((SHARED / f"{name}.log").read_bytes(), set() if class_ in HARMLESS else {class_})
+        for name, class_ in shared_logs()
+    ]
+    table: Counter[tuple[str, str]] = Counter()
+    for log, classes in logs:
+        found = standing(log)
+        table.update((class_, class_) for class_ in classes & found)
+        missed, wrong = sorted(classes - found), sorted(found - classes)
+        table.update(zip_longest(missed, wrong, fillvalue="none"))
+        table["none", "none"] += not classes and not found
+    return table
+
+
+def test_every_class_is_told_from_every_other() -> None:
+    """Prints the table with `pytest -s`: a row for each class, a column for each that is found."""
+    table = confusion()
+    names = sorted({name for pair in table for name in pair})
+    width = max(map(len, names)) + 2
+    print("\n" + " " * width + "".join(name.rjust(width) for name in names))
+    for name in names:
+        cells = (str(table[name, other] or ".").rjust(width) for other in names)
+        print(name.ljust(width) + "".join(cells))
+    assert set(names) == {*CLASSES, "none"}
+    assert {pair: n for pair, n in table.items() if n and pair[0] != pair[1]} == {}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.pattern], ids=lambda kind: kind.id)
@@ -109,6 +163,7 @@ def test_every_row_of_the_table_is_seen_in_a_log(kind: Any) -> None:
         "fsp-boot-commands": "NVRM: kfspSendBootCommands_GH100: FSP boot cmds failed. "
         "RM cannot boot.",
         "gsp-start": "NVRM: GPU1 RmInitAdapter: Cannot initialize GSP firmware RM",
+        "gsp-init": "NVRM: Xid (PCI:0000:c1:00): 143, a message that is new",
         "fallen-off-bus": "NVRM: GPU at 0000:c1:00.0 has fallen off the bus.",
     }
     if kind.id in rare:
@@ -320,6 +375,265 @@ def test_p2p_is_told_by_the_bars_of_the_other_gpus() -> None:
     assert diagnosed(A, "0x30001000") == ["iommu-fault"]  # nobody's
     dmar = "DMAR: [DMA Write NO_PASID] Request device [42:00.0] fault addr 0x20001000 [fault reason"
     assert [f.id for f in health(FIRST, dmar, gpus=gpus).faults] == ["iommu-p2p"]
+
+
+# -- PCIe -----------------------------------------------------------------------------------------
+
+PORT, SWITCH = "0000:40:01.1", "0000:40:03.1"
+BELOW = [
+    works(A, bridges=(PORT,)),
+    works(B, bridges=(SWITCH, "0000:41:01.0")),
+    works(C, bridges=(SWITCH, "0000:41:02.0")),
+]
+ANNOUNCED = "pcieport 0000:00:01.0: AER: {} error message received from {}"
+CONTAINED = "pcieport {}: DPC: containment event, status:0x1f01 source:0x0000"
+SUCCESS = "[drm] Initialized nvidia-drm 0.0.0 for {} on minor 1"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param(
+            [ANNOUNCED.format("Uncorrectable (Fatal)", A)],
+            ["pcie-fatal 0000:41:00.0 line"],
+            id="of a GPU",
+        ),
+        pytest.param(
+            [ANNOUNCED.format("Uncorrectable (Fatal)", "0000:41:00.1")],
+            ["pcie-fatal 0000:41:00.0 line"],
+            id="of its sound",
+        ),
+        pytest.param(
+            [ANNOUNCED.format("Uncorrectable (Non-Fatal)", PORT)],
+            ["pcie-nonfatal 0000:41:00.0 bridge"],
+            id="of a bridge above one",
+        ),
+        pytest.param(
+            [ANNOUNCED.format("Uncorrectable (Non-Fatal)", SWITCH)],
+            ["pcie-nonfatal None None 0000:42:00.0 0000:c1:00.0"],
+            id="of a bridge above two",
+        ),
+        pytest.param(
+            [ANNOUNCED.format("Uncorrectable (Fatal)", "0000:80:01.0")],
+            [],
+            id="of a bridge above none",
+        ),
+        pytest.param(
+            [ANNOUNCED.format("Uncorrectable (Fatal)", "0000:81:00.0")], [], id="of a disk"
+        ),
+        pytest.param(
+            [CONTAINED.format(SWITCH)],
+            ["link-contained 0000:42:00.0 bridge", "link-contained 0000:c1:00.0 bridge"],
+            id="contained above two",
+        ),
+        pytest.param(
+            [CONTAINED.format(SWITCH), SUCCESS.format(B)],
+            ["link-contained 0000:c1:00.0 bridge"],
+            id="one of them started since",
+        ),
+        pytest.param(
+            [CONTAINED.format(SWITCH), f"pcieport {SWITCH}: AER: device recovery successful"],
+            [],
+            id="recovered",
+        ),
+        pytest.param(
+            [
+                ANNOUNCED.format("Uncorrectable (Fatal)", SWITCH),
+                "NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus.",
+            ],
+            ["xid-79 0000:c1:00.0 line"],
+            id="one of two was lost by it",
+        ),
+        pytest.param(
+            [ANNOUNCED.format("Uncorrectable (Fatal)", A), "NVRM: loading NVIDIA UNIX Open"],
+            [],
+            id="before the driver was loaded again",
+        ),
+    ],
+)
+def test_pcie_errors_find_their_gpu(lines: list[str], expected: list[str]) -> None:
+    judged = health(FIRST, *lines, gpus=BELOW)
+    assert [
+        " ".join((fault.id, str(fault.address), str(fault.attribution), *fault.candidates))
+        for fault in judged.faults
+        if fault.current
+    ] == expected
+
+
+def corrected(seconds: range) -> str:
+    line = "[{}.000000] nvidia {}: PCIe Bus Error: severity=Corrected, type=Physical Layer\n"
+    return f"[0.000000] {FIRST}\n" + "".join(line.format(at, A) for at in seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [
+        pytest.param(range(100, 3100, 6), "degraded", id="a flood"),
+        pytest.param(range(100, 600000, 60), "healthy", id="often, but never many in an hour"),
+        pytest.param(range(100, 101), "healthy", id="once"),
+    ],
+)
+def test_corrected_pcie_errors_count_only_in_floods(seconds: range, verdict: str) -> None:
+    judged = judge(read_blocks([corrected(seconds).encode()]), [works(A)])
+    assert judged.gpus[0].verdict == verdict
+    [fault] = judged.faults
+    assert (fault.class_, fault.count) == ("pcie_corrected", len(seconds))
+    assert (fault.verdict, fault.current) == (verdict, verdict == "degraded")
+
+
+def test_corrected_errors_above_two_gpus_make_none_of_them_unknown() -> None:
+    judged = health(FIRST, ANNOUNCED.format("Corrected", SWITCH), gpus=BELOW)
+    assert {gpu.verdict for gpu in judged.gpus} == {"healthy"}
+
+
+def test_an_error_is_counted_once_though_several_lines_tell_of_it() -> None:
+    lines = [
+        ANNOUNCED.format("Uncorrectable (Non-Fatal)", A),
+        f"nvidia {A}: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer",
+        f"nvidia {A}: AER: can't recover (no error_detected callback)",
+        f"pcieport {PORT}: AER: device recovery failed",
+    ]
+    [fault] = health(*lines, *lines, gpus=BELOW).faults
+    assert fault.count == 2
+    assert any("can't recover" in line for line in fault.evidence)
+
+
+def test_bridges_above_a_gpu_are_read_from_sysfs(host_tree: Callable[[str], Path]) -> None:
+    host = Reader(str(host_tree("eight-gpus")))
+    [subject] = [s for s in read_subjects(host, read_gpus(host)) if s.address == A]
+    assert subject.bridges == (PORT,)
+
+
+# -- Xids -----------------------------------------------------------------------------------------
+
+
+def xid(number: int, rest: str = "") -> str:
+    return f"NVRM: Xid (PCI:0000:41:00): {number}, {rest or 'pid=1, name=x, some text'}"
+
+
+@pytest.mark.parametrize("number", [*range(1, 180), 4711])
+def test_an_xid_makes_a_gpu_ill_or_is_an_applications_own(number: int) -> None:
+    judged = health(FIRST, xid(number), gpus=[works(A), works(B)])
+    verdict = judged.gpus[0].verdict
+    assert judged.gpus[1].verdict == "healthy"
+    if number in HARMLESS_XIDS:
+        assert (verdict, judged.faults) == ("healthy", ())
+        return
+    assert verdict in ("degraded", "failed", "lost")
+    [fault] = [fault for fault in judged.faults if fault.current]
+    assert fault.ladder == judged.gpus[0].ladder
+    assert list(fault.ladder) == [rung for rung in RUNGS if rung in fault.ladder]
+    assert fault.remedy
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict", "rung"),
+    [
+        (94, "degraded", "application"),
+        (95, "failed", "reset"),
+        (63, "degraded", "reset"),
+        (157, "degraded", "hardware"),
+        (110, "failed", "power-off"),
+        (119, "failed", "reset"),
+        (79, "lost", "reboot"),
+    ],
+)
+def test_xids_begin_on_the_rung_of_the_catalog(number: int, verdict: str, rung: str) -> None:
+    gpu = health(FIRST, xid(number), gpus=[works(A)]).gpus[0]
+    assert (gpu.verdict, gpu.ladder[0]) == (verdict, rung)
+
+
+def test_an_unknown_xid_says_so() -> None:
+    [fault] = health(FIRST, xid(4711), gpus=[works(A)]).faults
+    assert (fault.id, fault.verdict) == ("xid-4711", "degraded")
+    assert "not known here" in fault.meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from 0x0 (None) to 0x1 (GPU Reset Required)", ("reset", "failed")),
+        ("from 0x0 (None) to 0x1 (PF FLR)", ("reset", "failed")),
+        ("from 0x0 (None) to 0x2 (Node Reboot Required)", ("reboot", "failed")),
+        ("from 0x0 (None) to 0x2 (OS Reboot)", ("reboot", "failed")),
+        ("from 0x0 (None) to 0x3 (Drain P2P)", ("application", "degraded")),
+        ("from 0x0 (None) to 0x4 (Drain and Reset)", ("reset", "degraded")),
+        ("from 0x0 (None) to 0x1 (Drain and Reset)", ("reset", "degraded")),
+        ("from 0x0 to 0x2", ("reboot", "failed")),
+        ("from 0x0 (None) to 0x9 (Something New)", ("application", "degraded")),
+        ("from 0x2 (Node Reboot Required) to 0x0 (None)", None),
+    ],
+)
+def test_the_action_that_the_driver_wants(text: str, expected: tuple[str, str] | None) -> None:
+    wanted = advice(f", GPU recovery action changed {text}")
+    assert (wanted and (wanted.rung, wanted.verdict)) == expected
+
+
+def test_advice_raises_the_ladder_of_the_xid_before_and_never_lowers_it() -> None:
+    reboot = xid(154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)")
+    reset = xid(154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+    [fault] = health(xid(94), reboot, gpus=[works(A)]).faults
+    assert (fault.ladder[0], fault.verdict, fault.count) == ("reboot", "failed", 1)
+    assert "Node Reboot Required" in fault.remedy
+    [lost] = health(xid(79), reset, gpus=[works(A)]).faults
+    assert (lost.ladder[0], lost.verdict) == ("reboot", "lost")
+    assert raised(("reset", "hardware"), "reboot") == ("reboot", "hardware")
+    assert raised((), "reset") == ("reset",)
+
+
+def test_an_xid_143_is_part_of_an_attempt_to_start() -> None:
+    [fault] = health(xid(143, "a message that is new"), end(A), gpus=[works(A), works(B)]).faults
+    assert (fault.id, fault.count) == ("gsp-init", 1)
+    all_ones = xid(143, "Error status 0xffffffff while polling for FSP boot complete, 0xffffffff")
+    assert health(all_ones, end(A), gpus=[works(A)]).faults[0].class_ == "gpu_lost"
+
+
+# -- boot after boot ------------------------------------------------------------------------------
+
+
+def conclusion(before: list[dict[str, set[str]]], *lines: str) -> Any:
+    log = read_blocks([f"[0.000000] {FIRST}\n".encode(), *(f"{n}\n".encode() for n in lines)])
+    found = collect(log)
+    return conclude(found, log.summary(), [works(A), works(B)], before)
+
+
+def test_the_same_in_three_boots_is_the_hardware() -> None:
+    lines = (FSP, end(A))
+    same = {A: {"fsp_failed", "fsp_timeout"}}
+    for before, boots, rungs in (
+        ([], 1, ("power-off", "hardware")),
+        ([same], 2, ("power-off", "hardware")),
+        ([same, same], 3, ("power-off", "hardware")),
+    ):
+        [fault] = conclusion(before, *lines).faults
+        assert (fault.boots, fault.ladder) == (boots, rungs)
+    reset = [{A: {"gsp_failed"}}] * 2
+    gsp = "NVRM: GPU0 kgspX: GSP-FMC reported an error while attempting to boot GSP: 0xb"
+    judged = conclusion(reset, gsp, end(A))
+    assert judged.faults[0].ladder == judged.gpus[0].ladder == ("power-off", "hardware")
+    assert "3 boots" in judged.faults[0].remedy
+    assert "in 3 boots in a row" in judged.gpus[0].reason
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([{A: {"gsp_failed"}}, {}], id="not in the one before that"),
+        pytest.param([{}, {A: {"gsp_failed"}}, {A: {"gsp_failed"}}], id="not in the last"),
+        pytest.param([{B: {"gsp_failed"}}] * 2, id="another GPU"),
+        pytest.param([{A: {"gpu_lost"}}] * 2, id="another class"),
+    ],
+)
+def test_otherwise_the_ladder_begins_as_ever(before: list[dict[str, set[str]]]) -> None:
+    gsp = "NVRM: GPU0 kgspX: GSP-FMC reported an error while attempting to boot GSP: 0xb"
+    [fault] = conclusion(before, gsp, end(A)).faults
+    assert fault.ladder[0] == "reset"
+
+
+def test_an_iommu_fault_boot_after_boot_is_no_hardware() -> None:
+    line = f"nvidia {A}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x5 flags=0x20]"
+    [fault] = conclusion([{A: {"iommu_fault"}}] * 2, line).faults
+    assert (fault.boots, fault.ladder) == (3, ("application",))
 
 
 def test_an_xid_31_is_evidence_next_to_an_iommu_fault_only() -> None:
