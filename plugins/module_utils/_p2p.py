@@ -24,6 +24,7 @@ from datetime import datetime, timezone
 from typing import Any, Callable
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _command, _p2p_probe
+from ansible_collections.gpuhost.inference.plugins.module_utils._command import CommandError
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
@@ -56,6 +57,8 @@ WAYS = ("write", "read")
 _VERSION = 1
 _SMI_SECONDS = 20.0  # it takes half a minute only when a GPU is ill
 _LOGGED_SECONDS = 0.5  # the IOMMU drivers print from a thread of their interrupt
+_HANGS_SECONDS = 5.0  # a copy takes milliseconds
+_BY_ALARM = (-14, 142)  # SIGALRM, as `pct exec` passes it on: its own time limit
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d+)")
 _OF_BOOT = re.compile(r"(?:pci|iommu|amd_iommu|intel_iommu)(?:\.|=)")
@@ -229,7 +232,9 @@ def pairs_of(addresses: Sequence[str]) -> list[tuple[str, str]]:
 # ---- truth ------------------------------------------------------------------------------------
 
 
-def run_test(wish: Wish, addresses: Sequence[str], run: Run, seconds: float) -> Truth:
+def run_test(
+    wish: Wish, addresses: Sequence[str], run: Run, seconds: float, clock: Callable[[], float]
+) -> Truth:
     """Make the copies, where the wish says; what was told before an end in the middle counts."""
     task = {"addresses": addresses, "size": wish.size << 20, "seconds": math.ceil(seconds)}
     command = [wish.python, "-", json.dumps(task)]
@@ -237,17 +242,28 @@ def run_test(wish: Wish, addresses: Sequence[str], run: Run, seconds: float) -> 
         command = ["pct", "exec", str(wish.vmid), "--", *command]
     program = inspect.getsource(_p2p_probe).encode()
     blocks: list[bytes] = []
-    error = None
+    told = clock()
+    error, hangs = None, False
     try:
         for block in run(command, seconds + 2, given=program):
             blocks.append(block)
+            told = clock()
     except GpuHostError as failure:
         error = str(failure).replace(json.dumps(task), "…")
-    return parse_truth(b"".join(blocks).decode("utf-8", "replace"), error)
+        died = isinstance(failure, CommandError) and failure.code not in _BY_ALARM
+        # one that was only stopped may have been at work
+        hangs = died or clock() - told >= _HANGS_SECONDS
+    return parse_truth(b"".join(blocks).decode("utf-8", "replace"), error, hangs)
 
 
-def parse_truth(text: str, error: str | None) -> Truth:
-    """Take the lines of `_p2p_probe`; other output, such as a library's warnings, is left out."""
+def parse_truth(text: str, error: str | None, hangs: bool) -> Truth:
+    """Take the lines of `_p2p_probe`; other output, such as a library's warnings, is left out.
+
+    Args:
+        text: its output.
+        error: what ended it, `None` when nobody did.
+        hangs: at its end it did not come any further.
+    """
     visible: Collection[str] | None = None
     copies: dict[Copy, Answer] = {}
     begun: tuple[Copy, str] | None = None
@@ -273,7 +289,7 @@ def parse_truth(text: str, error: str | None) -> Truth:
     if begun is not None and error is not None:
         copy, step = begun
         # getting memory of a GPU says nothing of its peers, a copy that never ends does
-        word = "failed" if step == "copy" else "untested"
+        word = "failed" if step == "copy" and hangs else "untested"
         what = "the copy" if step == "copy" else "what precedes the copy"
         copies[copy] = word, f"{what} did not end: {error}"
     return Truth(visible, copies, error)
@@ -393,7 +409,7 @@ def examine(
     unwatched: list[str] = []
     if wish.test and len(gpus) > 1:
         mark = newest(host)
-        truth = run_test(wish, addresses, run, max(1.0, end - clock()))
+        truth = run_test(wish, addresses, run, max(1.0, end - clock()), clock)
         sleep(_LOGGED_SECONDS)
         if mark is None:
             unwatched = ["the kernel log cannot be read"]

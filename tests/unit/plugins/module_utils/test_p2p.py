@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import trees
 from ansible_collections.gpuhost.inference.plugins.module_utils import _kernel_log, _p2p
+from ansible_collections.gpuhost.inference.plugins.module_utils._command import CommandError
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
@@ -79,8 +81,8 @@ class Commands:
         key = next(key for key in self.answers if key.replace("_", " ") in words)
         answer = self.answers[key]
         if isinstance(answer, GpuHostError):
-            yield from answer.args[1:]
-            raise GpuHostError(answer.args[0])
+            yield getattr(answer, "output", b"")
+            raise answer
         yield answer.encode()
 
 
@@ -158,21 +160,21 @@ def test_a_crash_in_a_copy_condemns_it_and_keeps_what_was_learned() -> None:
     first, second = name(A, B, "write"), name(A, B, "read")
     right = {"result": {**first, "word": "right", "reason": None}}
     begun = lines({"gpus": [A, B]}, {"begin": first}, {"copy": first}, right, {"begin": second})
-    truth = parse_truth(begun + lines({"copy": second}) + '{"resu', "python3 failed (-9): ")
+    truth = parse_truth(begun + lines({"copy": second}) + '{"resu', "python3 failed (-9): ", True)
     assert truth.copies[A, B, "write"] == ("right", None)
     assert truth.copies[A, B, "read"][0] == "failed"
     # before the copy, no peer had a part in it
-    truth = parse_truth(begun, "python3 was stopped after 60 s")
+    truth = parse_truth(begun, "python3 was stopped after 60 s", True)
     assert truth.copies[A, B, "read"] == (
         "untested",
         "what precedes the copy did not end: python3 was stopped after 60 s",
     )
-    assert parse_truth(begun, None).error == "it ended in the middle"
+    assert parse_truth(begun, None, False).error == "it ended in the middle"
 
 
 @pytest.mark.parametrize("text", ["7\n", "null\n", '{"result": 1}\n', '{"begin": {"from": "x"}}\n'])
 def test_lines_of_others_are_left_out(text: str) -> None:
-    assert parse_truth(text, "gone").copies == {}
+    assert parse_truth(text, "gone", True).copies == {}
 
 
 # ---- the whole --------------------------------------------------------------------------------
@@ -189,6 +191,7 @@ def host(
         *,
         log: tuple[Sequence[str], Sequence[str]] = ((OLD,), (OLD,)),
         more: str = "",
+        pace: float = 0.1,
         **wish: Any,
     ) -> dict[str, Any]:
         root = host_tree("eight-gpus")
@@ -213,6 +216,7 @@ def host(
                 Wish(**options),
                 run=run.commands,  # type: ignore[attr-defined]
                 sleep=lambda _seconds: None,
+                clock=map(pace.__mul__, itertools.count()).__next__,
             )
         finally:
             shutil.rmtree(root)
@@ -301,7 +305,7 @@ def test_faults_that_may_be_unseen_leave_it_open(
     [
         (GpuHostError("pct failed (255): container '104' not running!"), "not running"),
         (lines({"error": "libcuda.so.1: cannot open"}), "cannot open"),
-        (GpuHostError("python3 was stopped", lines({"gpus": [A, B]}).encode()), "was stopped"),
+        (GpuHostError("python3 was stopped after 9 s"), "was stopped"),
         (lines({"gpus": [A]}, {"end": True}), f"does not see {B} there"),
     ],
 )
@@ -315,13 +319,30 @@ def test_no_copies_are_no_proof(
     assert p2p["fallback"]["wanted"] is None
 
 
-def test_a_copy_that_hangs_is_broken(host: Callable[..., Any]) -> None:
+HUNG = "python3 (process 7) does not end, not even when killed"
+
+
+@pytest.mark.parametrize(
+    ("error", "pace", "word"),
+    [
+        (GpuHostError(HUNG), 7.0, "failed"),
+        (GpuHostError("python3 was stopped after 9 s"), 7.0, "failed"),
+        # it came as far as it could in too short a time
+        (GpuHostError("python3 was stopped after 9 s"), 0.1, "untested"),
+        (CommandError("pct failed (142): ", 142, ""), 0.1, "untested"),
+        (CommandError("python3 failed (-11): ", -11, ""), 0.1, "failed"),
+    ],
+)
+def test_a_copy_that_does_not_end(
+    host: Callable[..., Any], error: GpuHostError, pace: float, word: str
+) -> None:
     copy = name(A, B, "write")
     output = lines({"gpus": [A, B]}, {"begin": copy}, {"copy": copy}).encode()
-    p2p = host(GpuHostError("python3 (process 7) does not end, not even when killed", output))
-    assert p2p["verdict"] == "broken"
-    assert [pair["write"] for pair in p2p["pairs"]] == ["failed", "untested"]
-    assert "process 7" in p2p["problems"][0]
+    error.output = output  # type: ignore[attr-defined]
+    p2p = host(error, pace=pace, timeout=600.0)
+    assert p2p["verdict"] == ("broken" if word == "failed" else "unknown")
+    assert [pair["write"] for pair in p2p["pairs"]] == [word, "untested"]
+    assert str(error) in p2p["problems"][0]
 
 
 def test_without_a_test(host: Callable[..., Any]) -> None:

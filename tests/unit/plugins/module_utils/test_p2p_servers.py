@@ -57,9 +57,8 @@ def servers(host_tree: Callable[[str], Path]) -> Callable[..., list[Server]]:
 
 
 def test_workers_belong_to_the_server_they_come_from(servers: Callable[..., list[Server]]) -> None:
-    main = process(7001, LAUNCH, 6000, env="NCCL_P2P_DISABLE=1 PATH=/bin")
-    init = process(6000, "/sbin/init", 1, cgroup="/lxc/104/ns/init.scope", env="NCCL_P2P_DISABLE=0")
-    [server] = servers(main, init, ranks())
+    main = process(7001, LAUNCH, 1, env="NCCL_P2P_DISABLE=1 PATH=/bin")
+    [server] = servers(main, ranks())
     assert server.pid == 7001
     assert server.addresses == ("0000:41:00.0", "0000:42:00.0")
     assert server.title == "process 7001 of chat.service of lxc 104"
@@ -68,6 +67,14 @@ def test_workers_belong_to_the_server_they_come_from(servers: Callable[..., list
     assert server.nccl_p2p_disable is True
     assert server.disable_custom_all_reduce is None, "its file of flags is not there"
     assert server.switches(None) == REDUCE
+
+
+def test_what_a_service_was_started_by_does_not_count(
+    servers: Callable[..., list[Server]],
+) -> None:
+    init = process(6000, "/sbin/init", 1, cgroup="/init.scope", env="NCCL_P2P_DISABLE=1")
+    [server] = servers(process(7001, LAUNCH, 6000, gpu="01"), init)
+    assert server.nccl_p2p_disable is False
 
 
 @pytest.mark.parametrize(
