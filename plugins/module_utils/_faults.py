@@ -84,6 +84,8 @@ class Subject:
         initialised: the driver shows the UUID and firmware it got from the GPU; `None` if unknown.
         bridges: addresses of all bridges above it.
         observed: driver and `initialised` are of the time of the log; false for a saved log.
+        answers: its configuration space can be read; false when it reads all ones, as of a card
+            that is off the bus, `None` if unknown.
     """
 
     address: str
@@ -93,6 +95,7 @@ class Subject:
     initialised: bool | None = None
     bridges: tuple[str, ...] = ()
     observed: bool = True
+    answers: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,7 @@ def read_subjects(host: Reader, gpus: Iterable[Gpu]) -> list[Subject]:
                 _windows(windows),
                 initialised,
                 bridges_above(host, gpu.address),
+                answers=gpu.config_readable,
             )
         )
     return subjects
@@ -317,7 +321,9 @@ def of_saved_log(
 
 def unobserved(subjects: Sequence[Subject]) -> list[Subject]:
     """Return the GPUs without what is only true now."""
-    return [replace(s, driver=None, initialised=None, observed=False) for s in subjects]
+    return [
+        replace(s, driver=None, initialised=None, observed=False, answers=None) for s in subjects
+    ]
 
 
 def judge(log: KernelLog, subjects: Sequence[Subject] | None) -> Health:
@@ -597,7 +603,7 @@ def _verdict(
         and verdict in ("healthy", "degraded")
     ):
         fsp = "ok"
-    return GpuHealth(
+    judged = GpuHealth(
         gpu.address,
         fsp,
         verdict,
@@ -605,6 +611,21 @@ def _verdict(
         tuple(dict.fromkeys(fault.id for fault in standing)),
         _worst_ladder([fault for fault in standing if fault.verdict == verdict]),
         tuple(evidence[:EVIDENCE]),
+    )
+    return _silent(judged, standing) if gpu.answers is False else judged
+
+
+def _silent(judged: GpuHealth, standing: Sequence[Fault]) -> GpuHealth:
+    """Judge a GPU that is off the bus: the log says so only once somebody has asked the GPU."""
+    if judged.verdict == "lost":
+        return judged
+    return replace(
+        judged,
+        fsp="unknown" if judged.fsp == "ok" else judged.fsp,
+        verdict="lost",
+        reason="it does not answer on the bus: its configuration space reads all ones",
+        ladder=BY_ID["all-ones"].ladder,
+        evidence=tuple(fault.line for fault in standing)[:EVIDENCE],
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
@@ -25,6 +25,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
     Health,
     conclude,
     read_subjects,
+    unobserved,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import Facts
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding_facts import read_extras
@@ -96,10 +97,8 @@ def audit(
     default = _attempt(lambda: default_type(host), unread)
     memory_lines: list[str] = []
     found = collect(_note_memory(log, memory_lines))
-    subjects = [
-        subject if observed else replace(subject, driver=None, initialised=None, observed=False)
-        for subject in read_subjects(host, gpus or ())
-    ]
+    subjects = read_subjects(host, gpus or ())
+    subjects = subjects if observed else unobserved(subjects)
     health = conclude(found, log.summary(), subjects)
     sme = sme_active(boot, memory_lines, health.log.complete)
     mode = host_mode(groups, default, boot.snp, sme)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -684,7 +685,7 @@ def test_subjects_of_a_captured_host(host_tree: Callable[[str], Path]) -> None:
 def test_before_the_first_start_the_information_file_has_question_marks(tmp_path: Path) -> None:
     file = tmp_path / "proc/driver/nvidia/gpus" / A / "information"
     file.parent.mkdir(parents=True)
-    gpu: Any = works(A)
+    gpu: Any = SimpleNamespace(**vars(works(A)), config_readable=True)
     for uuid, firmware, expected in (
         ("GPU-????????-????-????-????-????????????", "N/A", False),
         ("GPU-00000000-1111-2222-3333-444444444444", "N/A", False),
@@ -707,7 +708,7 @@ def test_an_information_file_that_never_answers_is_not_waited_for(
     hung = tmp_path / "proc/driver/nvidia/gpus" / A / "information"
     os.mkfifo(hung)  # as behind a lock of the driver
     (hung.parents[1] / B / "information").write_text("GPU UUID: GPU-1\n")
-    gpus: Any = [works(A), works(B)]
+    gpus: Any = [SimpleNamespace(**vars(works(at)), config_readable=True) for at in (A, B)]
     subjects = read_subjects(Reader(str(tmp_path)), gpus)
     os.close(os.open(hung, os.O_RDWR | os.O_NONBLOCK))
     assert [(s.initialised, s.bars) for s in subjects] == [

@@ -128,6 +128,18 @@ def test_a_gpu_that_is_gone_is_lost_until_it_is_back(host: Reader) -> None:
     assert not [card for card in back.gpus if card.verdict == "lost"]
 
 
+def test_a_gpu_that_reads_all_ones_is_lost_without_a_line_in_the_log(host: Reader) -> None:
+    for address in ("0000:43:00.0", "0000:83:00.0"):  # of nvidia, and of vfio-pci
+        (host.root / f"sys/bus/pci/devices/{address}/config").write_bytes(b"\xff" * 64)
+    state = checked(host, FIRST + FAULT.format(n=1))
+    series = samples(state)
+    for address in ("0000:43:00.0", "0000:83:00.0"):
+        assert f"{address} lost" in holding(series, "gpuhost_gpu_verdict")
+        assert f"{address} unknown" in holding(series, "gpuhost_gpu_fsp")
+        assert f"{address} reboot" in holding(series, "gpuhost_gpu_remedy")
+    assert "0000:44:00.0 healthy" in holding(series, "gpuhost_gpu_verdict")
+
+
 def test_a_virtual_function_may_go(host: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     def virtual(host: Reader) -> list[Gpu]:
         return [replace(gpu, sriov=Sriov(None, None, "0000:40:00.0")) for gpu in read_gpus(host)]
