@@ -87,8 +87,9 @@ class Timer:
     def row(self, label: str, name: str, base: str) -> str:
         """Return a row of the table."""
         times = self.wall[name] / self.wall[base]
-        work = self.busy[name] / max(self.busy[base], 0.005)  # clock ticks are 10 ms
-        cells = [f"{self.wall[base]:.3f}", f"{self.wall[name]:.3f}", f"{times:.2f}", f"{work:.2f}"]
+        cells = [f"{self.wall[base]:.3f}", f"{self.wall[name]:.3f}", f"{times:.2f}"]
+        short = self.busy[base] < 0.1  # the clock ticks every 10 ms
+        cells.append("-" if short else f"{self.busy[name] / self.busy[base]:.2f}")
         return f"| {label} | {' | '.join(cells)} |"
 
 
