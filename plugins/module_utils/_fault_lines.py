@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 BDF = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _SHORT = r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"  # as the IOMMU drivers write it
 BY_DRIVER = re.compile(rf"([\w-]+) ({BDF}): ")
 
 
+@lru_cache(maxsize=1024)
 def full_address(address: str) -> str:
     """Return a logged address in full form: the domain may be missing or have eight digits."""
     parts = address.lower().partition(".")

@@ -45,6 +45,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms impor
 from ansible_collections.gpuhost.inference.plugins.module_utils._xids import (
     ADVICE,
     MMU_FAULT,
+    START,
     Advice,
     advice,
     kind_of,
@@ -149,8 +150,11 @@ class Seen:
 
     def add(self, *records: Record) -> None:
         """Keep lines as evidence, each once."""
-        for line in map(quote, records):
-            if len(self.evidence) < EVIDENCE and line not in (quote(self.first), *self.evidence):
+        for record in records:
+            if len(self.evidence) == EVIDENCE:
+                return
+            line = quote(record)
+            if line not in (quote(self.first), *self.evidence):
                 self.evidence.append(line)
 
 
@@ -341,9 +345,9 @@ class Found:
         if instance:
             self._instances[int(instance[1])] = address
             self.highest = max(self.highest, int(instance[1]))
-        told = matching(record.text)
+        told = matching(record.text) if number == START else None
         kind = kind_of(number, rest)
-        if told is not None and told.phase == "start":  # 143, and only its text tells of the FSP
+        if told is not None and told.phase == "start":  # only its text tells of the FSP
             self._hit(address, told, record)
         elif number == MMU_FAULT:
             card.application = record

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
     BY_ID,
@@ -26,6 +27,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds imp
 GONE = 79
 GSP = (119, 120)
 MMU_FAULT = 31  # of an application, but telling next to an IOMMU fault
+START = 143
 ADVICE = 154
 
 # The application did something wrong, or ended, or the driver took note of something that needs
@@ -131,6 +133,23 @@ class Advice:
     verdict: str
 
 
+@lru_cache(maxsize=256)
+def _kind(number: int) -> Kind:
+    """Return the kind of fault of an Xid without a row of its own."""
+    verdict, meaning, ladder = _MEANINGS.get(number, _UNKNOWN)
+    return Kind(
+        f"xid-{number}",
+        "xid",
+        "event",
+        None,
+        ladder,
+        "" if number in _MEANINGS else "See NVIDIA's Xid catalog.",
+        XID_SOURCE,
+        verdict=verdict,
+        meaning=meaning,
+    )
+
+
 def kind_of(number: int, rest: str) -> Kind | None:
     """Return the kind of fault an Xid is, `None` for those that are none.
 
@@ -144,18 +163,7 @@ def kind_of(number: int, rest: str) -> Kind | None:
         return BY_ID["gsp-rpc"]
     if number in HARMLESS or (number in _NVLINK and "Nonfatal" in rest):
         return None
-    verdict, meaning, ladder = _MEANINGS.get(number, _UNKNOWN)
-    return Kind(
-        f"xid-{number}",
-        "xid",
-        "event",
-        None,
-        ladder,
-        "" if number in _MEANINGS else "See NVIDIA's Xid catalog.",
-        XID_SOURCE,
-        verdict=verdict,
-        meaning=meaning,
-    )
+    return _kind(number)
 
 
 def advice(rest: str) -> Advice | None:
