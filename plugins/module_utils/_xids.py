@@ -189,6 +189,6 @@ def raised(ladder: Sequence[str], rung: str) -> tuple[str, ...]:
     names = list(RUNGS)
     least = names.index(rung)
     above = [name for name in ladder if names.index(name) >= least]
-    return tuple(
-        above if ladder and names.index(ladder[0]) >= least else {rung: 0, **dict.fromkeys(above)}
-    )
+    if ladder and names.index(ladder[0]) >= least:
+        return tuple(above)
+    return (rung, *(name for name in above if name != rung))
