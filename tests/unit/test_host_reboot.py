@@ -1,4 +1,7 @@
-"""The role host_reboot up to the reboot itself, with modules that answer what a test wants."""
+"""The roles host_reboot and host_power up to the host's going down.
+
+Modules answer what a test wants; the command that would shut this machine down is a stand-in.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Play:
         (own / "plugins/modules").mkdir()
         self.modules = own / "plugins/modules"
         (folder / "bin").mkdir()
-        for name in ("pct", "qm"):
+        for name in ("pct", "qm", "systemd-run"):
             tool = folder / "bin" / name
             tool.write_text(TOOL.replace("LOG", f"{folder}/log").replace("run.", f"{folder}/run."))
             tool.chmod(0o755)
@@ -55,7 +58,7 @@ class Play:
         }
         self.cmdline: dict[str, Any] = {"not_configured": [], "missing": [], "unwanted": []}
 
-    def run(self, **variables: Any) -> str:
+    def run(self, role: str = "host_reboot", **variables: Any) -> str:
         """Return what the play said; commands of guests are in `commands`."""
         for name, answer in (("gpu_host_info", self.facts), ("kernel_cmdline", self.cmdline)):
             module = MODULE % json.dumps({"changed": False, **answer})
@@ -71,7 +74,7 @@ class Play:
                 "host_reboot_start_timeout": "5",
                 **variables,
             },
-            "roles": ["gpuhost.inference.host_reboot"],
+            "roles": [f"gpuhost.inference.{role}"],
         }
         (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
         paths = [str(self.folder / "collections"), os.environ.get("ANSIBLE_COLLECTIONS_PATH", "")]
@@ -175,3 +178,37 @@ def test_force_lifts_the_stall_alone_and_comes_as_far_as_the_reboot(play: Play) 
         "pct start 100",
         "qm start 200",
     ]
+
+
+def test_power_is_not_cut_without_permission(play: Play) -> None:
+    play.facts["host"]["reboot"] = {**REBOOT, "reasons": [], "guests": GUESTS}
+    said = play.run("host_power", host_power_tasks="bmc.yml", host_power_reason="its FSP failed")
+    assert "failed=0" in said
+    assert '"its FSP failed"' in said
+    assert play.commands == []
+
+
+def test_power_is_not_cut_without_a_way_to_or_over_the_heads_of_others(play: Play) -> None:
+    play.facts["host"]["reboot"] = {**REBOOT, "problems": ["guest qemu 201 runs"], "guests": GUESTS}
+    said = play.run("host_power", host_reboot_allowed="true")
+    assert (
+        "localhost must not be rebooted: guest qemu 201 runs; nothing can cut its power: "
+        "host_power_tasks is not set." in said
+    )
+    assert play.commands == []
+
+
+def test_power_is_not_cut_below_a_host_that_does_not_go_down(play: Play) -> None:
+    tasks = play.folder / "bmc.yml"
+    tasks.write_text("- ansible.builtin.file: {path: cut, state: touch}\n")
+    play.facts["host"]["reboot"] = {**REBOOT, "guests": GUESTS}
+    said = play.run(
+        "host_power",
+        host_reboot_allowed="true",
+        host_power_tasks=str(tasks),
+        host_power_shutdown_timeout="5",
+    )
+    assert "its guests run again. This failed: Wait until the host does not answer" in said
+    assert "systemd-run --on-active=3 systemctl poweroff" in play.commands
+    assert not (play.folder / "cut").exists()
+    assert (play.folder / "run.200").exists()
