@@ -114,7 +114,13 @@ def test_the_way_back(host: Host, run_module: RunModule, run_playbook: RunPlaybo
     assert {gpu["address"]: gpu["fsp"] for gpu in health["gpus"] if gpu["fsp"] != "unknown"} == {
         f"0000:{bus}:00.0": "ok" for bus in ("41", "42", "43", "44")
     }
-    steps = ["judged:", "set the declared types", "power-off for", "the containers run", "healthy"]
+    steps = [
+        "judged:",
+        "set the declared types",
+        "power-off for",
+        "GPUs, types and drivers",
+        "healthy",
+    ]
     places = [said.rfind(f'"what": "{step}') for step in steps]
     host.check_output("qm status 201 | grep running || qm start 201")  # its owner again
     assert -1 not in places
