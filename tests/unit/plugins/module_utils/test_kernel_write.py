@@ -83,3 +83,10 @@ def test_a_module_that_cannot_be_loaded_says_why(monkeypatch: MonkeyPatch, tmp_p
     assert refused.detail.endswith("modprobe bad failed (1): FATAL: Module bad not found")
     monkeypatch.setattr(_kernel_write, "MODPROBE", str(tmp_path / "none"))
     assert "No such file" in write(str(tmp_path / "none"), "good", 5).detail
+
+
+def test_opening_a_node_tells_how_it_ended(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert _kernel_write.open_node(str(tmp_path / "nvidia0"), 10) == Outcome("ok")
+    gone = _kernel_write.open_node(str(tmp_path / "nvidia1"), 10)
+    assert (gone.state, gone.errno) == ("refused", errno.ENOENT)
