@@ -53,12 +53,7 @@ _BLOCK = 1 << 16
 _MERGE_WINDOW = 4096  # records; two readers of one ring disagree about order by far less
 _FILE_SECONDS = 3600.0  # for grep on a saved log; a disk reads hundreds of GB in that time
 _GREP_MEMORY = 256 << 20  # it holds whole lines, and a file of zeros is one line
-_Unpacker = Union[gzip.GzipFile, lzma.LZMAFile, bz2.BZ2File]
-_COMPRESSED: dict[bytes, Callable[[IO[bytes]], _Unpacker]] = {
-    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw),
-    b"\xfd7zXZ\0": lzma.LZMAFile,
-    b"BZh": bz2.BZ2File,
-}
+_Unpacker = Union[lzma.LZMADecompressor, bz2.BZ2Decompressor]
 _PACKED = {b"\x28\xb5\x2f\xfd": "zstd -d", b"\x04\x22\x4d\x18": "lz4 -d", b"PK\x03\x04": "unzip"}
 
 
@@ -162,7 +157,7 @@ class _Journal:
     """The kernel's messages of one boot, as objects of JSON, one a line."""
 
     def __init__(self, run: Runner, boot: str, timeout: float) -> None:
-        fields = "MESSAGE,SYSLOG_IDENTIFIER,_TRANSPORT,_SOURCE_MONOTONIC_TIMESTAMP"
+        fields = "MESSAGE,SYSLOG_FACILITY,SYSLOG_IDENTIFIER,_TRANSPORT,_SOURCE_MONOTONIC_TIMESTAMP"
         self._command = ["journalctl", "--no-pager", "--quiet", f"--boot={boot}"]
         self._command += ["--output=json", f"--output-fields={fields}"]
         self._run = run
@@ -351,7 +346,8 @@ def read_file(path: str) -> KernelLog:
             raise GpuHostError(f"{path} is packed: unpack it first ({tool})")
     if not head:
         return read_blocks([])
-    if head.startswith(tuple(_COMPRESSED)) or is_dmesg_json(head) or is_kmsg(head):
+    # None: what kind of lines they are comes later
+    if head.startswith(tuple(_COMPRESSED)) or is_dmesg_json(head) or is_kmsg(head) is not False:
         return KernelLog([Source("file", lambda: _file_blocks(path))])
     quick = Quick(
         lambda: _grep(path), lambda: head, lambda: _last_line(path), lambda: _count_lines(path)
@@ -383,7 +379,11 @@ def _count_lines(path: str) -> int:
 
 
 def _last_line(path: str) -> bytes:
-    return _tail(path).rstrip().rpartition(b"\n")[2]
+    tail = _tail(path)
+    _before, end, line = tail.rstrip().rpartition(b"\n")
+    if not end and len(tail) == _BLOCK:  # it may begin further up
+        raise CommandError("the last line is too far from the end", 1, "")
+    return line
 
 
 def _tail(path: str) -> bytes:
@@ -406,13 +406,64 @@ def _file_blocks(path: str) -> Iterator[bytes]:
             yield from blocks
 
 
+def _plainly(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(_BLOCK), b"")
+
+
+def _gzip(raw: IO[bytes]) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=raw) as file:
+        yield from iter(lambda: file.read(_BLOCK), b"")
+
+
+def _xz(raw: IO[bytes]) -> Iterator[bytes]:
+    return _streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padded=True)
+
+
+def _bzip2(raw: IO[bytes]) -> Iterator[bytes]:
+    return _streams(raw, bz2.BZ2Decompressor, padded=False)
+
+
+_COMPRESSED: dict[bytes, Callable[[IO[bytes]], Iterator[bytes]]] = {
+    b"\x1f\x8b": _gzip,
+    b"\xfd7zXZ\0": _xz,
+    b"BZh": _bzip2,
+}
+
+
+def _streams(raw: IO[bytes], make: Callable[[], _Unpacker], *, padded: bool) -> Iterator[bytes]:
+    """Unpack streams one after the other; `LZMAFile` and `BZ2File` end silently at a damaged one.
+
+    Args:
+        raw: the packed file.
+        make: makes what unpacks one stream.
+        padded: zeros may follow a stream, four or a multiple (xz, its file format, 2.2).
+    """
+    data = raw.read(_BLOCK)
+    while data:
+        stream_ = make()
+        while not stream_.eof:
+            yield stream_.decompress(data, _BLOCK)
+            data = b""
+            if not stream_.eof and stream_.needs_input:
+                data = raw.read(_BLOCK)
+                if not data:
+                    raise EOFError("its last part is not whole")
+        data, zeros = stream_.unused_data or raw.read(_BLOCK), 0
+        while padded and data.startswith(b"\0"):
+            zeros += len(data) - len(data.lstrip(b"\0"))
+            data = data.lstrip(b"\0") or raw.read(_BLOCK)
+        if zeros % 4:
+            raise EOFError("zeros between its parts, of which some are missing")
+
+
 def _unpacked(path: str) -> Iterator[bytes]:
     try:
         with Path(path).open("rb") as raw:
             head = raw.peek(8)
-            opener = next((o for magic, o in _COMPRESSED.items() if head.startswith(magic)), None)
-            file: IO[bytes] | _Unpacker = raw if opener is None else opener(raw)
-            yield from iter(lambda: file.read(_BLOCK), b"")
+            unpack = next(
+                (o for magic, o in _COMPRESSED.items() if head.startswith(magic)), _plainly
+            )
+            yield from unpack(raw)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise GpuHostError(f"{path} cannot be read to its end: {error}") from error
 

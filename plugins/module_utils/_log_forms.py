@@ -16,7 +16,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
 JOURNALD = "journald"  # source of its notes about lost messages; never yielded by a log
@@ -44,6 +44,8 @@ _PREFIX = re.compile(
     """,
     re.VERBOSE,
 )
+# journalctl's own line between two boots; a message does not begin a line of its output
+_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --")
 _PLAIN = re.compile(r"\[ *(\d{1,12}\.\d{1,9})\] (?=[^\s\[])")  # dmesg without options
 _BY_KERNEL = re.compile(r"\S+ kernel: ?(?:\[ *(?P<seconds>\d{1,12}\.\d{1,9})\] ?)?")
 _BY_PROCESS = re.compile(r"(?:[^\s:]+ )?[\w@./-]+\[\d+\]: ")
@@ -83,9 +85,19 @@ class Record:
         return self.wall or (None if self.seconds is None else f"{self.seconds:.6f}")
 
     @property
-    def begins_boot(self) -> bool:
+    def is_first(self) -> bool:
         """Whether it is the first message of a boot (`linux_banner` in init/version.c)."""
         return self.text.startswith("Linux version ")
+
+    @property
+    def begins_boot(self) -> bool:
+        """Whether another boot begins: with its first message, or with journalctl's own line."""
+        return self.is_first or _BOOT.fullmatch(self.line) is not None
+
+    def shortened(self, limit: int) -> Record:
+        """Return it without what is behind so many characters of its message."""
+        over = len(self.text) - limit
+        return self if over <= 0 else replace(self, text=self.text[:-over], line=self.line[:-over])
 
 
 def _unescape(text: str) -> str:
@@ -113,8 +125,15 @@ def _from_journal(line: str, source: str) -> Record | None:
     if isinstance(message, list):
         numbers = [n for n in message if isinstance(n, int) and 0 <= n < 256]
         message = bytes(numbers).decode("utf-8", "replace")
-    by_kernel = entry.get("SYSLOG_IDENTIFIER", "kernel") == "kernel"
-    by_journald = entry.get("_TRANSPORT") == "driver"  # its own notes, of what it has lost
+    transport = entry.get("_TRANSPORT", "kernel")
+    by_journald = transport == "driver"  # its own notes, of what it has lost
+    # What a program writes into /dev/kmsg has the identifier that it likes, but never the kernel's
+    # facility (kernel/printk/printk.c, journald-kmsg.c)
+    by_kernel = (
+        transport == "kernel"
+        and entry.get("SYSLOG_FACILITY", "0") == "0"
+        and entry.get("SYSLOG_IDENTIFIER") == "kernel"
+    )
     if not isinstance(message, str) or not (by_kernel or by_journald):
         return None
     # the ring's own stamp: equal, to the microsecond, to the one in /dev/kmsg
@@ -182,13 +201,40 @@ def parse(line: str, source: str = "file") -> Record | None:
         return None
     text, inner, by_journald = found
     seconds = inner or seconds
+    boot = _BOOT.fullmatch(line)
     return Record(
         JOURNALD if by_journald else source,
         text,
         line,
         float(seconds) if seconds else None,
         wall,
+        boot["id"] if boot else None,
     )
+
+
+def parse_further(line: str, first: str, source: str = "file") -> Record | None:
+    """Take a line apart that begins with blanks.
+
+    So, without a stamp, dmesg and journalctl write all lines of a message but the first.
+
+    Args:
+        line: the line.
+        first: the nearest line before it that begins otherwise, empty when there is none.
+        source: as for `parse`.
+
+    Returns:
+        The record, or `None` when the message is not the kernel's, or when this line of it does
+        not begin as its first line does: then it may be what the kernel was given to quote.
+    """
+    record = parse(first, source) if first else None
+    if record is None and first:
+        return None
+    if record is None or not record.time:  # nothing here has a stamp
+        return parse(line, source)
+    text = _COLOUR.sub("", line).strip("\r\n\0 ")
+    if record.source == JOURNALD or text.partition(":")[0] != record.text.partition(":")[0]:
+        return None
+    return replace(record, text=text, line=text)
 
 
 def _whose(rest: str, syslog: bool) -> tuple[str, str | None, bool] | None:

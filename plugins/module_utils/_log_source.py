@@ -27,6 +27,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms impor
     KMSG_LINE,
     Record,
     parse,
+    parse_further,
 )
 
 # A line without any of these words holds nothing that anybody here looks for. The last one keeps
@@ -53,6 +54,8 @@ WORDS = (
     b"pending transaction",
     b"blocked for more than",
     b"Linux version",
+    b"-- Boot ",
+    b"-- Reboot --",
     b"Memory Encryption",
     b"callbacks suppressed",
     b"messages dropped",
@@ -62,17 +65,23 @@ WORDS = (
 )
 NUMBERS = WORDS[-1]
 _LONGEST_LINE = 1 << 20  # the kernel's are below 2 KiB, journald's below 48 KiB
+# Characters of a message; the kernel's have 1 KiB at most (PRINTKRB_RECORD_MAX in kernel/printk).
+# The time that patterns take may grow with the square of it.
+_LONGEST_TEXT = 2048
 _OVERLAP = max(map(len, WORDS))
 _HEAD = 4096
 _BACK = 30.0  # seconds; stamps of two CPUs differ by far less, boots mostly by far more
 
 _LOST = re.compile(
     r"(?:printk )?messages dropped|Missed \d+ kernel messages|buffer overrun|event log overflow"
-    r"|dmar_fault: \d+ callbacks suppressed"  # one limit for all devices: any may be hidden
+    # one limit for all devices: any may be hidden
+    r"|(?:dmar_fault|(?:arm|nvidia|qcom)_smmu_\w+): \d+ callbacks suppressed"
 )
 # Blocks without any of these hold no message that tells of boots or gaps, unless they hide it
 _NOTED = (
     b"Linux version ",
+    b"-- Boot ",
+    b"-- Reboot --",
     b"messages dropped",
     b"kernel messages",
     b"buffer overrun",
@@ -84,12 +93,13 @@ _NOTED = (
     b"\0",
 )
 _SUPPRESSED = re.compile(
-    r"((?:amd_iommu|arm_smmu|iommu|nv|rm)\w*): (\d+) callbacks suppressed|Rate limiting GSP RPC"
+    r"((?:amd_iommu|iommu|nv(?!idia_smmu)|rm)\w*): (\d+) callbacks suppressed|Rate limiting GSP RPC"
 )
 
 
 _GAP_NUMBERS = "records missing by their sequence number"
 _GAP_LONG = "a line of more than 1 MiB, of which the rest was left out"
+_GAP_TEXT = f"a message of more than {_LONGEST_TEXT} characters, of which the rest was left out"
 _GAP_ZEROS = "bytes of zero, as after a power cut: what was to be written there is missing"
 _GAP_BACK = "the time goes back, and no boot begins there"
 _GAP_MIXED = "records of /dev/kmsg after other lines: their sequence numbers tell nothing"
@@ -162,6 +172,7 @@ class Source:
         self._seconds: float | None = None
         self._kmsg: bool | None = None  # not known yet
         self._sequence: int | None = None
+        self._first_line = b""  # of a message whose other lines begin with blanks
         self._begins = False
         self._lost: Counter[str] = Counter()
         self._suppressed: Counter[str] = Counter()
@@ -244,11 +255,28 @@ class Source:
         """Read blocks; `whole`: nobody has left out anything."""
         for lines in self._cut(blocks):
             for part in self._parts(lines) if whole else (lines,):
-                noted = any(word in part for word in _NOTED)
-                for line in promising(part):
+                noted, known = any(word in part for word in _NOTED), 0
+                for start, line in promising(part):
+                    if line.startswith(b" "):
+                        if not whole:
+                            raise CommandError("what this line belongs to was left out", 1, "")
+                        self._find_first_line(part[known:start])
+                        known = start
                     record = self._take(line, noted)
                     if record is not None:
                         yield record
+                if whole:
+                    self._find_first_line(part[known:])
+
+    def _find_first_line(self, part: bytes) -> None:
+        """Keep the last line that does not begin with blanks, if there is one."""
+        end = len(part)
+        while end > 0:
+            start = part.rfind(b"\n", 0, end - 1) + 1
+            if part[start : start + 1] not in (b" ", b"\n", b"\r"):
+                self._first_line = part[start : min(end, start + 2 * _LONGEST_TEXT)]
+                return
+            end = start
 
     def _cut(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Cut blocks behind line ends; of a line that is too long only the beginning is given."""
@@ -325,13 +353,14 @@ class Source:
 
     def _take(self, line: bytes, noted: bool) -> Record | None:
         """Turn a line into a record, and note what it tells about boots, times and gaps."""
-        record = parse(line.decode("utf-8", "replace"), self.name)
+        record = self._parse(line)
         long = len(line) >= _LONGEST_LINE
         if (noted or long) and record is not None:
             hidden = long or b"\0" in line or NUMBERS in line
             if hidden and not _has_word(record.text.encode("utf-8", "replace")):
                 record = None
         if record is not None:
+            record = self._shortened(record)
             if record.boot_id not in (None, self.boot_id):
                 self._begin(record)
             if noted:
@@ -346,6 +375,18 @@ class Source:
         if not self._kmsg and line[:1].isdigit() and KMSG_LINE.match(line):
             self._lost[_GAP_MIXED] = 1
         return None if record is None or record.source == JOURNALD else record
+
+    def _parse(self, line: bytes) -> Record | None:
+        text = line.decode("utf-8", "replace")
+        if not line.startswith(b" "):
+            return parse(text, self.name)
+        return parse_further(text, self._first_line.decode("utf-8", "replace"), self.name)
+
+    def _shortened(self, record: Record) -> Record:
+        """Leave out the rest of a long message, and note that if anything in it may matter."""
+        if len(record.text) > _LONGEST_TEXT and _has_word(record.text.encode("utf-8", "replace")):
+            self._lost[_GAP_TEXT] = 1
+        return record.shortened(_LONGEST_TEXT)
 
     def _pass(self, record: Record) -> None:
         """Watch the time: lines of another boot, without its beginning, may have been appended."""
@@ -371,7 +412,7 @@ class Source:
         self._suppressed.clear()
         if not self._kmsg:  # there the sequence numbers tell
             self._lost.clear()
-            self._begins = record.begins_boot
+            self._begins = record.is_first
             self.boot_id = record.boot_id or self.boot_id
 
     def _note(self, record: Record) -> None:
@@ -398,8 +439,10 @@ def _has_word(line: bytes) -> bool:
     return any(word in line for word in WORDS)
 
 
-def promising(whole: bytes) -> Iterator[bytes]:
-    """Yield the lines with any of `WORDS` or a zero, in order, of a long one the beginning.
+def promising(whole: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines with any of `WORDS` or a zero, in order, and before each where it is.
+
+    Of a long one the beginning is given.
 
     Searching blocks is faster than looking at lines.
     """
@@ -411,4 +454,4 @@ def promising(whole: bytes) -> Iterator[bytes]:
             starts[start] = end = len(whole) if end < 0 else end
             at = whole.find(word, end)
     for start in sorted(starts):
-        yield whole[start : min(starts[start], start + _LONGEST_LINE)]
+        yield start, whole[start : min(starts[start], start + _LONGEST_LINE)]

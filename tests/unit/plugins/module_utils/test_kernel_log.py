@@ -148,6 +148,10 @@ def test_every_form_gives_the_message_and_its_time(
         f"[   12.345678] pve collector[91]: {FAULT}",
         f"[   12.345678] systemd[1]: {FAULT}",
         journal(FAULT, 1.0, SYSLOG_IDENTIFIER="collector", _TRANSPORT="journal").decode(),
+        journal(FAULT, 1.0, SYSLOG_FACILITY="1").decode(),  # "kernel: ..." written to /dev/kmsg
+        journal(FAULT, 1.0, SYSLOG_FACILITY="1").decode().replace("IDENT", "NO_IDENT"),
+        journal(FAULT, 1.0).decode().replace("IDENT", "NO_IDENT"),
+        journal(FAULT, 1.0, SYSLOG_FACILITY="0", _TRANSPORT="syslog").decode(),  # logger -t kernel
         '{"MESSAGE": null, "SYSLOG_IDENTIFIER": "kernel"}',
         '{"MESSAGE": ',
         "{}",
@@ -256,6 +260,31 @@ def test_a_file_without_line_ends_is_no_reason_to_eat_memory() -> None:
             FIRST + b"[ 9.0] dmar_fault: 3400 callbacks suppressed\n", "dmar_fault", id="dmar"
         ),
         pytest.param(
+            FIRST + b"[ 9.0] arm_smmu_evtq_thread: 370 callbacks suppressed\n",
+            "arm_smmu_evtq_thread",
+            id="smmu",
+        ),
+        pytest.param(
+            FIRST + b"[ 9.0] arm_smmu_context_fault: 2 callbacks suppressed\n",
+            "arm_smmu_context_fault",
+            id="smmu v2",
+        ),
+        pytest.param(
+            b"Nov 29 14:15:12 pve kernel: Linux version 6.14\n-- Boot " + b"5e" * 16 + b" --\n"
+            b"Nov 29 15:20:12 pve kernel: usb 1-1: new device\n",
+            "first messages",
+            id="journalctl's line between boots",
+        ),
+        pytest.param(
+            b"Nov 29 14:15:12 pve kernel: Linux version 6.14\n-- Reboot --\n"
+            b"Nov 29 15:20:12 pve kernel: usb 1-1: new device\n",
+            "first messages",
+            id="the same of systemd before 246",
+        ),
+        pytest.param(
+            FIRST + b"[ 9.0] NVRM: " + b"x" * 9000 + b" Xid\n", "2048 characters", id="long message"
+        ),
+        pytest.param(
             FIRST + b"Nov 29 14:15:12 pve systemd-journald[300]: Missed 12 kernel messages\n",
             "Missed",
             id="journald",
@@ -310,6 +339,60 @@ def test_of_two_boots_in_a_file_the_last_tells_whether_it_is_complete(
     assert read(FIRST + lost + second)[1].complete is complete
 
 
+@pytest.mark.parametrize("mark", ["-- Reboot --", f"-- Boot {'5e' * 16} --"])
+def test_a_boot_that_begins_behind_the_line_of_journalctl(mark: str) -> None:
+    lines = [f"Nov 29 14:15:12 pve kernel: {FAULT}", mark, "Nov 29 15:20:12 pve kernel: {}"]
+    log = "\n".join(lines).format("Linux version 6.14").encode()
+    records, summary = read(log)
+    assert summary.complete
+    assert [record.begins_boot for record in records] == [False, True, True]
+    assert summary.boot_id == ("5e" * 16 if "5e" in mark else None)
+    _records, summary = read(
+        log.replace(mark.encode(), b"Nov 29 15:20:12 pve kernel: x" + mark.encode())
+    )
+    assert summary.boot_id is None
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "text"),
+    [
+        ("Nov 29 14:15:13 pve python3[77]: it said", FAULT, None),
+        ("Nov 29 14:15:13 pve logger: it said", FAULT, None),
+        ("Nov 29 14:15:13 pve kernel: tmpfs: Unknown parameter 'x", FAULT, None),
+        ("Nov 29 14:15:13 pve python3[77]: it said\n    and\n\n", FAULT, None),
+        ("Nov 29 14:15:13 pve kernel: NVRM: The NVIDIA GPU 0000:c7:00.0", FAULT, FAULT),
+        (
+            "[    7.125000] NVRM: The NVIDIA GPU 0000:c7:00.0\n     NVRM: (PCI ID: 10de:2bb5)",
+            FAULT,
+            FAULT,
+        ),
+        ("usb 1-1: new device", FAULT, "      " + FAULT),
+        ("", FAULT, "      " + FAULT),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 64, 4096])
+def test_a_line_that_begins_with_blanks_belongs_to_the_one_before(
+    before: str, line: str, text: str | None, size: int
+) -> None:
+    data = f"{before}\n      {line}\n".encode()
+    records, _summary = read(*(data[at : at + size] for at in range(0, len(data), size)))
+    found = [record for record in records if FAULT in record.text]
+    assert [record.text for record in found] == ([] if text is None else [text])
+    assert [record.time for record in found if text == FAULT] == [
+        record.time for record in records[:1] if text == FAULT
+    ]
+
+
+def test_of_a_long_message_only_the_beginning_is_looked_at() -> None:
+    for form in ("[    9.000000] {}", "Nov 29 14:15:12 pve kernel: {}", "4,1,9000000,-;{}", "{}"):
+        log = form.format("NVRM: " + "ms after " * 9000) + "\n" + form.format("NVRM: short")
+        long, short = read(log.encode())[0]
+        assert (len(long.text), short.text) == (2048, "NVRM: short")
+        assert long.line.endswith(long.text)
+    _records, summary = read(FIRST + journal("x" * 9000, 1.0, _CMDLINE="nvidia-smi"))
+    assert not any("characters" in gap for gap in summary.gaps)
+
+
 def test_another_boot_id_is_another_boot() -> None:
     other = journal("NVRM: x", 3, _BOOT_ID="f" * 32)
     _records, summary = read(journal("Linux version 6.12", 0) + other)
@@ -331,16 +414,30 @@ class Journal:
 
     def __call__(self, command: Sequence[str], timeout: float) -> Iterator[bytes]:
         options = [word.partition("=")[0] for word in command if word.startswith("--")]
+        [fields] = (
+            word.partition("=")[2] for word in command if word.startswith("--output-fields")
+        )
+        everything = self._only(fields, self._everything)
         how = "grep" if "--grep" in options else "last" if "--lines" in options else "all"
         self.asked.append(how)
         if how == "last":
-            yield self._everything.splitlines(keepends=True)[-1]
+            yield everything.splitlines(keepends=True)[-1]
         elif how == "all":
-            yield self._everything
+            yield everything
         elif isinstance(self._filtered, CommandError):
             raise self._filtered
         else:
-            yield self._filtered
+            yield self._only(fields, self._filtered)
+
+    @staticmethod
+    def _only(fields: str, entries: bytes) -> bytes:
+        """Leave out what was not asked for; some fields are always there (journalctl(1))."""
+        kept = (*fields.split(","), "__REALTIME_TIMESTAMP", "__MONOTONIC_TIMESTAMP", "_BOOT_ID")
+        made = (json.loads(entry) for entry in entries.splitlines())
+        return b"".join(
+            json.dumps({key: entry[key] for key in kept if key in entry}).encode() + b"\n"
+            for entry in made
+        )
 
 
 UNABLE = CommandError("journalctl failed", 1, "Compiled without pattern matching support")
@@ -394,6 +491,19 @@ def test_journalctl_filters_if_it_can(
     assert summary.last is not None
     assert (found, summary.complete, summary.first[8:19], summary.last[8:19]) == expected
     assert summary.sources[0].error is None
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_what_a_program_wrote_into_the_ring_does_not_count_in_the_journal(able: bool) -> None:
+    entries = (
+        journal("Linux version 6.14", 0, SYSLOG_FACILITY="0")
+        + journal(FAULT, 2, SYSLOG_FACILITY="0")
+        + journal("Linux version 6.14", 3, SYSLOG_FACILITY="1")
+        + journal(FAULT, 4, SYSLOG_FACILITY="1")
+    )
+    log = read_live(["journal"], run=Journal(entries, entries if able else UNABLE))
+    assert [record.seconds for record in log] == [0.0, 2.0]
+    assert log.summary().complete
 
 
 def test_a_journal_with_a_damaged_file_is_not_complete(
@@ -564,6 +674,32 @@ def test_a_packed_log(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     assert list(log)
     assert not log.summary().complete
     assert "cannot be read to its end" in log.summary().gaps[0]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+@pytest.mark.parametrize("size", [7, 1000, 1 << 16])
+def test_a_log_packed_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes], size: int
+) -> None:
+    monkeypatch.setattr(_kernel_log, "_BLOCK", size)
+    saved = tmp_path / "kern.log.3"
+    first, second = pack(FIRST + b"[  1.0] usb\n" * 300), pack(b"[ 2.0] " + FAULT.encode() + b"\n")
+
+    def found(data: bytes) -> tuple[int, bool]:
+        saved.write_bytes(data)
+        log = read_file(str(saved))
+        return len(list(log)), log.summary().complete
+
+    assert found(first + second) == (2, True)
+    for at in (0, 1, len(second) // 2, len(second) - 2):
+        damaged = bytearray(second)
+        damaged[at] ^= 1
+        assert not found(first + damaged)[1], at
+    assert not found(first + second[:3])[1]
+    if pack is lzma.compress:
+        assert found(first + b"\0" * 2000 + second + b"\0" * 8) == (2, True)
+        assert not found(first + b"\0" * 3 + second)[1]
+        assert not found(first + second + b"\0" * 2001)[1]
 
 
 def test_what_is_no_saved_log_is_refused(tmp_path: Path) -> None:

@@ -57,12 +57,24 @@ LINES = st.sampled_from(
         b"nothing " * (SMALL // 4),
         b"NVRM: " + b"y" * SMALL,
         b"y" * SMALL + b" NVRM: late",
-        b'{"MESSAGE":[78,86,82,77],"_BOOT_ID":"a"}',
-        b'{"MESSAGE":[78,79],"_BOOT_ID":"a"}',
-        b'{"MESSAGE":"Linux version 6.1","_BOOT_ID":"b","__MONOTONIC_TIMESTAMP":"7"}',
+        b'{"MESSAGE":[78,86,82,77],"_BOOT_ID":"a","SYSLOG_IDENTIFIER":"kernel"}',
+        b'{"MESSAGE":[78,79],"_BOOT_ID":"a","SYSLOG_IDENTIFIER":"kernel"}',
+        b'{"MESSAGE":"Linux version 6.1","_BOOT_ID":"b","__MONOTONIC_TIMESTAMP":"7",'
+        b'"SYSLOG_IDENTIFIER":"kernel","SYSLOG_FACILITY":"0"}',
         b"6,0,0,-;Linux version 6.14",
         b"4,1,71250000,-;NVRM: z",
         b"4,9,71250000,-;other",
+        b"\n" * SMALL,
+        b"NVRM: " + b"z" * (SMALL // 2) + b" late",
+        b"[   74.500000] pve python3[77]: the log says",
+        b"Nov 29 14:15:13 pve kernel: NVRM: The NVIDIA GPU 0000:c7:00.0",
+        b"      NVRM: a further line",
+        b"-- Boot 5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e --",
+        b"-- Reboot --",
+        b"[   75.5] arm_smmu_evtq_thread: 370 callbacks suppressed",
+        b'{"MESSAGE":"NVRM: w","SYSLOG_IDENTIFIER":"kernel","SYSLOG_FACILITY":"1"}',
+        b'{"MESSAGE":"NVRM: w","SYSLOG_IDENTIFIER":"kernel","_TRANSPORT":"syslog"}',
+        b'{"MESSAGE":"NVRM: w","SYSLOG_IDENTIFIER":"kernel","_BOOT_ID":"b"}',
     ]
 )
 
@@ -87,6 +99,7 @@ def short() -> Iterator[None]:
     """Lines are too long from 4 KiB on, so that short files show it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_log_source, "_LONGEST_LINE", SMALL)
+        patch.setattr(_kernel_log, "_BLOCK", SMALL)
         yield
 
 
@@ -216,6 +229,12 @@ def test_no_line_that_counts_is_left_out(log: Path) -> None:
         pytest.param([FIRST, FAULT, b"[    2.5] usb 2-2: x"], "time goes back", id="at the end"),
         pytest.param([FIRST, *USB, b"4,77,9000000,-;NVRM: x"], "after other lines", id="mixed"),
         pytest.param([FIRST, *USB, b"4,77,9000000,-;usb 2-2"], "after other lines", id="mixed end"),
+        pytest.param(
+            [FIRST, FAULT, USB[0], *[b""] * 2 * SMALL], "time goes back", id="far from the end"
+        ),
+        pytest.param(
+            [FIRST, FAULT, USB[0] + b" " * 2 * SMALL + b"x"], "time goes back", id="a long end"
+        ),
         pytest.param([b"[ 9.0] foo: Linux version 9"], "first messages", id="only quoted"),
         pytest.param(
             [b"", b" SUBSYSTEM=usb", b"6,7,0,-;Linux version 6.14"], "first messages", id="kmsg"
@@ -239,7 +258,8 @@ def test_a_log_with_a_hole_is_not_complete(
 def test_the_last_line_may_be_of_another_boot(tmp_path: Path) -> None:
     log = tmp_path / "boots.json"
     log.write_bytes(
-        b'{"MESSAGE":"Linux version 6.1","_BOOT_ID":"a"}\n{"MESSAGE":"usb","_BOOT_ID":"b"}\n'
+        b'{"MESSAGE":"Linux version 6.1","_BOOT_ID":"a","SYSLOG_IDENTIFIER":"kernel"}\n'
+        b'{"MESSAGE":"usb","_BOOT_ID":"b","SYSLOG_IDENTIFIER":"kernel"}\n'
     )
     _records, source = quick(str(log))
     assert (source.boot_id, source.complete) == ("b", False)
