@@ -63,6 +63,7 @@ options:
     description:
       - A saved log to judge instead, as written by C(dmesg) or C(journalctl) with any options,
         read from C(/dev/kmsg), or collected by syslog. gzip, xz and bzip2 are unpacked.
+      - Entries of C(journalctl --output=json) only count with their field C(SYSLOG_IDENTIFIER).
       - When it names GPUs of this host, they are judged by it; otherwise the GPUs are those it
         names.
       - Of several boots in one file, the last counts.

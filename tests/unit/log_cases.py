@@ -52,6 +52,7 @@ FAULTS = (
 LOSSES = (
     "** 21 printk messages dropped **",
     "AMD-Vi: IOMMU event log overflow",
+    "arm_smmu_evtq_thread: 370 callbacks suppressed",
     "systemd-journald[300]: Missed 9 kernel messages",
 )
 
