@@ -185,6 +185,19 @@ def _strays(plan: Plan, before: Shape, after: Shape) -> list[str]:
     return strays
 
 
+def out_of_reach(
+    record: Record, gpus: Iterable[Gpu], stuck: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the GPUs of a record that no undoing reaches, only a reboot or a power-off.
+
+    Returns:
+        Those that are off the bus, and those on which a write hangs.
+    """
+    ours = [gpu for gpu in gpus if gpu.address in record.before]
+    off = [g.address for g in ours if g.config_readable is False or g.power.state == "error"]
+    return off, [gpu.address for gpu in ours if set(present(gpu)) & set(stuck)]
+
+
 def restore(
     machine: Machine, situation: Situation, record: Record, done: list[Write]
 ) -> Failure | None:

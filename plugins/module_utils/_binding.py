@@ -24,6 +24,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._apply import (
     Failure,
     Shape,
     carry_out,
+    out_of_reach,
     restore,
     shape_of,
 )
@@ -460,6 +461,15 @@ def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
             "outcome": "ended by a reboot: drivers, overrides and types began anew at that boot",
         }
     name = f"an earlier change ({record.wish}, begun {record.started}) was cut off"
+    situation = read_situation(machine.host, store)
+    off, hung = out_of_reach(record, situation.gpus.values(), situation.stuck)
+    if hung:  # more writes would hang too; as after a write of this run that does
+        store.end()
+        quiet = Quiet(record.persistence, record.services)
+        warnings = resume(machine, quiet, situation.gpus.values())
+        text = f"left as it is: {', '.join(hung)} hangs, and only a reboot ends that"
+        return {**told, "outcome": "; ".join([text, *warnings])}
+    record = _without(record, [situation.gpus[address] for address in off])
     situation, barred = _freed(machine, store, record)
     if barred:
         raise GpuHostError(
@@ -470,6 +480,7 @@ def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
     failure = restore(machine, situation, record, done)
     if failure:
         store.mark_stuck(failure.addresses, failure.pid, failure.text)
+        store.end()  # the mark bars these GPUs until a reboot, which the record would bar
         raise GpuHostError(f"{name}, and undoing it hangs: {failure.text}")
     gpus = {gpu.address: gpu for gpu in read_gpus(machine.host)}
     now = shape_of(gpus.values())
@@ -494,11 +505,32 @@ def recover(machine: Machine, store: Store) -> dict[str, Any] | None:
     outcome = "undone: all is as it was before"
     if gone:
         outcome = f"undone, except for {', '.join(gone)}, which this host does not have any more"
+    if off:
+        outcome += (
+            f"; except for {', '.join(off)}, off the bus: its driver, override and type begin anew "
+            "at a reboot or a power-off"
+        )
     return {
         **told,
         "writes": [as_result(step) for step in done],
         "outcome": "; ".join([outcome, *warnings]),
     }
+
+
+def _without(record: Record, gpus: Iterable[Gpu]) -> Record:
+    """Return a record without cards that are off the bus, to undo the rest."""
+    functions = {at for gpu in gpus for at in present(gpu)}
+
+    def elsewhere(file: str) -> bool:
+        return not any(f"/{at}/" in file for at in functions)
+
+    return replace(
+        record,
+        before={at: had for at, had in record.before.items() if at not in functions},
+        types={at: kind for at, kind in record.types.items() if at not in functions},
+        awake=tuple(filter(elsewhere, record.awake)),
+        resets={file: text for file, text in record.resets.items() if elsewhere(file)},
+    )
 
 
 def _targets_of(situation: Situation, record: Record) -> list[Target]:

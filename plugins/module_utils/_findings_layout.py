@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._apply import out_of_reach
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import (
     Facts,
@@ -88,7 +89,11 @@ def _change_refused(facts: Facts) -> Iterator[Hit]:
 def _unfinished_change(facts: Facts) -> Iterator[Hit]:
     record = facts.extras.record
     if record:
-        yield Hit(f"{FOLDER}/transaction.json", f"begun {record.started}: {record.wish}")
+        evidence = f"begun {record.started}: {record.wish}"
+        off, hung = out_of_reach(record, facts.gpus, facts.extras.stuck)
+        if off or hung:
+            evidence += f"; only a reboot or a power-off ends that for {', '.join([*off, *hung])}"
+        yield Hit(f"{FOLDER}/transaction.json", evidence)
 
 
 def _unbind_stuck(facts: Facts) -> Iterator[Hit]:

@@ -13,7 +13,7 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
@@ -77,6 +77,7 @@ class Target:
         together: all functions the change is about.
         services: systemd units that may be stopped for the change.
         reset: how the card is reset while it has no driver, `None` when it is not.
+        reset_writes: the files that are written for that and what they get, in order.
     """
 
     gpu: Gpu
@@ -89,6 +90,7 @@ class Target:
     together: Collection[str]
     services: Collection[str]
     reset: str | None = None
+    reset_writes: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -308,11 +310,25 @@ def _display(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]
 def _reset_reach(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
     """A reset of the bus reaches everything below the bridge (pci_bridge_secondary_bus_reset)."""
     others = situation.below.get(target.gpu.address, ())
-    if target.reset in BUS_RESETS and others:
+    if others and _resets_bus(target):
         yield (
             f"a reset of its bus would also reset {', '.join(others)}, which are not of its card",
             "use a method that resets the GPU alone, or power the host off",
         )
+
+
+def _resets_bus(target: Target) -> bool:
+    """Tell whether one of the writes resets a bus, whatever the method is called that was asked.
+
+    The kernel uses the first method in `reset_method` that does not fail with ENOTTY.
+    """
+    methods: Collection[str] = target.gpu.reset_methods
+    for path, value in target.reset_writes:
+        if path.endswith("/reset_method"):
+            methods = value.split()
+        elif path.endswith("/reset_subordinate") or set(methods) & set(BUS_RESETS):
+            return True
+    return False
 
 
 def _kernel_client(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from ansible_collections.gpuhost.inference.plugins.module_utils._apply import out_of_reach
 from ansible_collections.gpuhost.inference.plugins.module_utils._boot import (
     Boot,
     next_boot,
@@ -28,7 +29,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
     unobserved,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._finding import Facts
-from ansible_collections.gpuhost.inference.plugins.module_utils._finding_facts import read_extras
+from ansible_collections.gpuhost.inference.plugins.module_utils._finding_facts import (
+    Extras,
+    read_extras,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._findings import (
     Finding,
     find,
@@ -122,7 +126,12 @@ def audit(
         )
     )
     following = next_boot(boot, [entry.driver for entry in resolved.entries])
-    troubles = [Trouble(found.id, found.subject, found.evidence) for found in findings]
+    over = _ends_at_reboot(host, extras, gpus or ())
+    troubles = [
+        Trouble(found.id, found.subject, found.evidence)
+        for found in findings
+        if not (over and found.id == "unfinished-change")
+    ]
     return {
         "host": {
             **_host(boot, bool(groups), default, mode, sme),
@@ -190,6 +199,15 @@ def _resolve(
 
     known = None if guests is None else {(guest.kind, guest.vmid) for guest in guests}
     return resolve_layout(layout, gpus, known, unassigned, describe)
+
+
+def _ends_at_reboot(host: Reader, extras: Extras, gpus: Iterable[Gpu]) -> bool:
+    """Tell whether a reboot has ended an unfinished change, or is the only thing that can."""
+    if extras.record is None:
+        return False
+    now = host.text("/proc/sys/kernel/random/boot_id")
+    earlier = now is not None and extras.record.boot != now
+    return earlier or any(out_of_reach(extras.record, gpus, extras.stuck))
 
 
 def _host(

@@ -112,6 +112,11 @@ def plan_change(
             moving |= _in_the_way(situation, cards[address], types)
         if wish.reset is not None:
             moving |= {at for at in present(cards[address]) if after[at].driver not in (None, ANY)}
+    resets = {
+        address: _reset(situation, cards[address], wish.reset)
+        for address, wish in wish_of.items()
+        if wish.reset not in (None, REBIND)
+    }
     targets = tuple(
         Target(
             gpu=gpu,
@@ -124,29 +129,35 @@ def plan_change(
             together=before,
             services=services,
             reset=wish_of[address].reset,
+            reset_writes=tuple((step.path, step.value) for step in resets.get(address, ())),
         )
         for address, gpu in sorted(cards.items())
     )
     order = [at for at in before if at in moving]
-    middle, files = [], {}
-    for target in targets:
-        if target.reset not in (None, REBIND):
-            steps = _reset(situation, target.gpu, target.reset or "")
-            middle += steps
-            files.update({step.path: step.value for step in steps[2:]})
+    middle = [step for _address, steps in sorted(resets.items()) for step in steps]
+    files = {step.path: step.value for steps in resets.values() for step in steps[2:]}
     writes = moves(situation, before, after, order, types, resets=middle)
     return Plan(targets, before, after, types, files, tuple(writes))
 
 
-def _reset(situation: Situation, gpu: Gpu, method: str) -> list[Write]:
+def _reset(situation: Situation, gpu: Gpu, method: str | None) -> list[Write]:
     """Return the writes that reset a card without driver by one method (drivers/pci/pci.c).
 
     The kernel uses the first method of the file `reset_method`, so that names the one alone
     meanwhile. A card of several functions has no `bus` there: that goes by the bridge above it.
+
+    Raises:
+        GpuHostError: the kernel offers no such method for this card now.
     """
-    if method not in gpu.reset_methods:
-        return [Write(f"{DEVICES}/{situation.bridges[gpu.address]}/reset_subordinate", "1")]
     at = f"{DEVICES}/{gpu.address}"
+    bridge = situation.bridges.get(gpu.address)
+    if method == "bus" and method not in gpu.reset_methods and bridge:
+        return [Write(f"{DEVICES}/{bridge}/reset_subordinate", "1")]
+    if method is None or method not in gpu.reset_methods:
+        raise GpuHostError(
+            f"the kernel does not offer {method} for {gpu.address} now: its file reset_method has "
+            f"{' '.join(gpu.reset_methods) or 'nothing'}"
+        )
     steps = [Write(f"{at}/reset", "1")]
     if len(gpu.reset_methods) > 1:
         file = f"{at}/reset_method"

@@ -57,6 +57,10 @@ _DRIVERS = ("nvidia", "vfio-pci", None)
 _NVIDIA_MAJOR = 195  # NV_MAJOR_DEVICE_NUMBER in the driver's nv-linux.h
 _AFTER_RESET = tuple(RUNGS)[tuple(RUNGS).index("reset") + 1 :]
 _LINES = 12
+_WAYLESS = (
+    "it offers no reset that reaches it alone: take its driver off and give it back with methods "
+    f"[{REBIND}], or reboot the host or power it off"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Attempt:
         address: of the GPU.
         method: one of `METHODS`.
         outcome: `done`; `failed`, when a write was refused or the driver did not come back;
-            `refused` by a guard; `stuck`, when the kernel has not answered; `planned`.
+            `refused` before anything was written, by a guard or since the host has changed;
+            `stuck`, when the kernel has not answered; `planned`.
         helped: the GPU started, and no fault was logged; `None` when that cannot be told.
         reason: what it rests on.
         log: what the kernel logged about the GPU meanwhile.
@@ -107,7 +112,8 @@ def reset(
         check: tell what would be done, and do nothing.
 
     Raises:
-        GpuHostError: a GPU does not offer a method, or an earlier change is in the way.
+        GpuHostError: a GPU does not offer a method that was named, or an earlier change is in the
+            way.
     """
     check_limits(machine, order.accept)
     chosen = choose(machine.host, addresses)
@@ -125,10 +131,10 @@ def offered(situation: Situation, gpu: Gpu) -> tuple[str, ...]:
 
 
 def _ways(situation: Situation, addresses: Sequence[str], order: Order) -> dict[str, Sequence[str]]:
-    """Return the methods to try on each GPU.
+    """Return the methods to try on each GPU; none where no reset reaches that GPU alone.
 
     Raises:
-        GpuHostError: a method that was named is not offered, or there is none.
+        GpuHostError: a method that was named is not offered.
     """
     ways: dict[str, Sequence[str]] = {}
     wrong = []
@@ -149,11 +155,6 @@ def _ways(situation: Situation, addresses: Sequence[str], order: Order) -> dict[
             ways[address] = [
                 one for one in there if one != REBIND and not (reaching and one in BUS_RESETS)
             ]
-            if not ways[address]:
-                wrong.append(
-                    f"{address} offers no reset that reaches it alone: take its driver off and "
-                    f"give it back with methods [{REBIND}], or power the host off"
-                )
     if wrong:
         raise GpuHostError("; ".join(wrong))
     return ways
@@ -190,8 +191,8 @@ def _preview(
         for address, methods in ways.items()
         for method in methods
     ]
-    result = _result(addresses, situation.gpus, planned if free else (), reasons)
-    result["changed"] = free
+    result = _result(ways, situation.gpus, planned if free else (), reasons)
+    result["changed"] = free and bool(plans)
     result["writes"] = [as_result(one) for plan in plans for one in plan.writes] if free else []
     result["diff"] = _diff(had, after if free else had)
     result["recovered"] = None
@@ -212,7 +213,7 @@ def _reset(
     _plans, reasons = _foresee(situation, ways, order)
     had = _functions(situation.gpus, addresses)
     if refused(reasons):
-        result = _result(addresses, situation.gpus, (), reasons)
+        result = _result(ways, situation.gpus, (), reasons)
         return {**result, "writes": [], "diff": _diff(had, had)}
     attempts: list[Attempt] = []
     writes: list[dict[str, Any]] = []
@@ -228,10 +229,12 @@ def _reset(
             attempts.append(attempt)
             if attempt.helped is not False or attempt.outcome in ("stuck", "refused"):
                 break
-        if attempts[-1].outcome == "stuck":
-            break  # what holds one GPU's lock may hold the driver's
+            if store.record():
+                break
+        if (attempts and attempts[-1].outcome == "stuck") or store.record():
+            break  # what holds one GPU's lock may hold the driver's; and a record bars a change
     gpus = {gpu.address: gpu for gpu in read_gpus(machine.host)}
-    result = _result(addresses, gpus, attempts, reasons)
+    result = _result(ways, gpus, attempts, reasons)
     result["changed"] = bool(writes)
     result["writes"] = writes
     result["diff"] = _diff(had, shape_of(gpus.values()).had)
@@ -249,16 +252,22 @@ def _attempt(
         with the seconds after boot at which it began as `since`.
     """
     since = uptime(machine.host)
-    result = {**transact(machine, store, request), "since": since}
+    wish = request.wishes[0]
+    address, method = wish.addresses[0], wish.reset or ""
+    try:
+        result = {**transact(machine, store, request), "since": since}
+    except GpuHostError as error:  # the host is not any more as it was when this run began
+        nothing = {"writes": [], "warnings": [], "since": since}
+        return Attempt(address, method, "refused", False, str(error), (), _AFTER_RESET), nothing
     text = result.get("msg")
     if text is None:
         return None, result
-    wish = request.wishes[0]
-    address, method = wish.addresses[0], wish.reset or ""
     outcome, helped = "failed", False
-    if any(not guard["accepted"] for guard in result["guards"]) and not result["writes"]:
+    if not result["writes"]:
         outcome = "refused"
-    elif set(present(read_gpus(machine.host, [address])[0])) & set(store.stuck()):
+    elif set(
+        _functions({one.address: one for one in read_gpus(machine.host)}, wish.addresses)
+    ) & set(store.stuck()):
         outcome = "stuck"
     ill = _logged(machine, address, since)
     return Attempt(address, method, outcome, helped, text, ill.log, ill.ladder), result
@@ -268,8 +277,12 @@ def _tried(
     machine: Machine, address: str, method: str, since: float, start_timeout: float
 ) -> Attempt:
     """Look whether a GPU answers after a reset, start it if it is nvidia's, and read the log."""
-    gpu = read_gpus(machine.host, [address])[0]
+    gpu = next((one for one in read_gpus(machine.host) if one.address == address), None)
     outcome, reason, helped = "done", "", None
+    if gpu is None:
+        ill = _logged(machine, address, since)
+        reason = "it is not on the PCI bus any more"
+        return Attempt(address, method, outcome, False, reason, ill.log, ill.ladder)
     if gpu.config_readable is not True:
         helped, reason = False, "its configuration space does not answer"
     elif gpu.driver == "nvidia":
@@ -333,7 +346,8 @@ def _logged(machine: Machine, address: str, since: float) -> _Ill:
 
 
 def _functions(gpus: Mapping[str, Gpu], addresses: Iterable[str]) -> dict[str, Had]:
-    return {at: had for address in addresses for at, had in present(gpus[address]).items()}
+    there = [gpus[address] for address in addresses if address in gpus]
+    return {at: had for gpu in there for at, had in present(gpu).items()}
 
 
 def _diff(before: Mapping[str, Had], after: Mapping[str, Had]) -> dict[str, Any]:
@@ -345,21 +359,25 @@ def _diff(before: Mapping[str, Had], after: Mapping[str, Had]) -> dict[str, Any]
 
 
 def _result(
-    addresses: Sequence[str],
+    ways: Mapping[str, Sequence[str]],
     gpus: Mapping[str, Gpu],
     attempts: Sequence[Attempt],
     reasons: Sequence[Reason],
 ) -> dict[str, Any]:
-    """Return what every result has; in `ill`, the GPUs that no attempt helped."""
+    """Return what every result has; in `ill`, the GPUs that no attempt helped, or none can."""
     last = {attempt.address: attempt for attempt in attempts}
+    tried = {one.address: one for one in attempts if one.outcome != "refused"}
+    against = refused(reasons)
     ill = [
         {"address": one.address, "reason": one.reason, "ladder": list(one.ladder)}
-        for one in last.values()
+        for one in tried.values()
         if one.helped is False
     ]
+    wayless = [address for address, methods in ways.items() if not methods and not against]
+    ill += [{"address": at, "reason": _WAYLESS, "ladder": list(_AFTER_RESET)} for at in wayless]
     result: dict[str, Any] = {
         "changed": False,
-        "gpus": [as_result(gpus[address]) for address in addresses if address in gpus],
+        "gpus": [as_result(gpus[address]) for address in ways if address in gpus],
         "attempts": [_shown(attempt) for attempt in attempts],
         "ill": ill,
         "guards": [as_result(reason) for reason in reasons],
@@ -370,13 +388,13 @@ def _result(
             if one.helped is None and one.outcome == "done"
         ],
     }
-    against = refused(reasons)
+    words = [_told(one, attempts) for one in last.values() if one.helped is False]
+    untried = [at for at, methods in ways.items() if methods and words and at not in last]
+    words += [f"{', '.join(untried)} was not tried"] if untried else []
+    words += [f"{address}: {_WAYLESS}" for address in wayless]
     if against:
         result["msg"] = "nothing was changed: " + "; ".join(map(str, against))
-    elif ill:
-        untried = [address for address in addresses if attempts and address not in last]
-        words = [_told(one, attempts) for one in last.values() if one.helped is False]
-        words += [f"{', '.join(untried)} was not tried"] if untried else []
+    elif words:
         result["msg"] = "; ".join(words)
     return result
 

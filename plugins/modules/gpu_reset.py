@@ -18,9 +18,9 @@ description:
     C(nvidia) has to start when its device node is opened; and the kernel must not have logged a
     fault about it since. A GPU of C(vfio-pci) or without driver cannot be started by the host, so
     for it RV(attempts[].helped) is null at best.
-  - When no method helped, the module fails, says what was tried and what the kernel logged, and
-    names in RV(ill) what is left to do. For a failed FSP (security processor) that is a
-    power-off, and no method here helps.
+  - When no method helped, or there is none, the module fails, says what was tried and what the
+    kernel logged, and names in RV(ill) what is left to do. For a failed FSP (security processor)
+    that is a power-off, and no method here helps.
   - Before anything is changed all reasons against it are reported together, in RV(guards) and in
     the message; nothing is changed then. They are those of M(gpuhost.inference.gpu), such as a
     process that uses the GPU or a guest that runs, and one more; a reset of the bus must reach
@@ -129,7 +129,8 @@ attempts:
     outcome:
       description:
         - V(done), or V(failed) when the kernel refused a write or the driver did not come back;
-          V(refused) by a guard, V(stuck) when the kernel has not answered in time, which ends the
+          V(refused) when nothing was written, by a guard or since the host changed during the run;
+          V(stuck) when the kernel has not answered in time, which ends the
           run; V(planned) in check mode.
       type: str
     helped:
@@ -150,7 +151,9 @@ attempts:
       reason: it was started, and no fault was logged
       log: []
 ill:
-  description: The GPUs that no method helped.
+  description:
+    - The GPUs that no method helped, or for which there is none that reaches them alone. One that
+      was only refused is not in it.
   returned: always, unless an option is wrong
   type: list
   elements: dict

@@ -751,6 +751,28 @@ def test_what_a_reboot_ended_is_told_and_not_touched(kernel: FakeKernel) -> None
     assert store.record() is None
 
 
+def test_a_record_whose_undoing_hangs_bars_that_gpu_and_no_reboot(kernel: FakeKernel) -> None:
+    reader = Reader(str(kernel.root))
+    store = Store(reader)
+    wish = Wish(("0000:44:00.0",), "vfio-pci")
+    cut = Machine(reader, cut_after(kernel, 3), 30)
+    with pytest.raises(Cut):
+        change(cut, [wish], store=store, accept=["guest-config"])
+    left = store.record()
+    assert left is not None
+    kernel.answers["/driver_override", "nvidia"] = "stuck"
+    with pytest.raises(GpuHostError, match="undoing it hangs"):
+        run(kernel, [Wish(("0000:41:00.0",), "nvidia")])
+    assert store.record() is None
+    store.begin(left)  # as a run leaves it that is cut off once more, after the mark
+    kernel.writes.clear()
+    result = run(kernel, [Wish(("0000:44:00.0",), "nvidia")])
+    assert result["recovered"]["outcome"].startswith("left as it is: 0000:44:00.0 hangs")
+    assert store.record() is None
+    assert [guard["id"] for guard in result["guards"]] == ["stuck"]
+    assert kernel.writes == []
+
+
 def test_services_stopped_by_a_run_that_was_cut_off_come_back(kernel: FakeKernel) -> None:
     unit = "nvidia-dcgm.service"
     at = service(kernel, 901, "/dev/nvidia3", unit, "nv-hostengine")

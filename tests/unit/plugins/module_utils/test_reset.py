@@ -5,15 +5,21 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils import _reset
+from ansible_collections.gpuhost.inference.plugins.module_utils._binding import read_situation
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._faults import judge, read_subjects
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import read_gpus
+from ansible_collections.gpuhost.inference.plugins.module_utils._guards import (
+    judge as judge_change,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Machine
+from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish, plan_change
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
 from fake_kernel import FakeKernel
@@ -300,3 +306,87 @@ def test_a_gpu_that_starts_with_a_fault_is_not_helped(kernel: FakeKernel) -> Non
     result = _reset.reset(machine, [GPU], _reset.Order(["flr"], (), (), 60), store=Store(host))
     assert tried(result) == [("flr", "done", False)]
     assert "xid-62" in result["msg"]
+
+
+def test_no_method_turns_into_a_reset_of_the_bus(kernel: FakeKernel) -> None:
+    """The kernel tries each method that is written to reset_method, and refuses when one fails."""
+    neighbour(kernel)
+    (kernel.device(GPU) / "reset_method").write_text("flr pm bus\n")
+    port = kernel.root / "sys/devices/pci0000:44/0000:43:01.1"
+    (port / "reset_subordinate").touch()
+    kernel.device(port.name).symlink_to("../../../devices/pci0000:44/0000:43:01.1")
+    kernel.cures = {GPU: "power-off"}
+    kernel.answers[(f"{GPU}/reset_method", "flr pm bus")] = errno.EINVAL
+    result = reset(kernel)
+    assert [path for path, _value in kernel.writes if path.endswith("reset_subordinate")] == []
+    assert tried(result) == [("flr", "failed", False), ("pm", "refused", False)]
+    assert f"the kernel does not offer pm for {GPU} now" in result["msg"]
+    assert kernel.driver(GPU) == "nvidia"
+
+
+def test_the_guard_judges_what_is_written_not_the_word(kernel: FakeKernel) -> None:
+    neighbour(kernel)
+    situation = read_situation(Reader(str(kernel.root)), Store(Reader(str(kernel.root))))
+    plan = plan_change(situation, [Wish((GPU,), "nvidia", reset="flr")])
+    target = plan.targets[0]
+    assert judge_change(situation, [target]) == []
+    for writes in (
+        [(f"{DEVICES}/0000:43:01.1/reset_subordinate", "1")],
+        [(f"{DEVICES}/{GPU}/reset", "1")],  # the file has `flr bus`, so that it may be either
+        [(f"{DEVICES}/{GPU}/reset_method", "bus"), (f"{DEVICES}/{GPU}/reset", "1")],
+    ):
+        reasons = judge_change(situation, [replace(target, reset_writes=writes)])
+        assert [reason.id for reason in reasons] == ["reset-reach"]
+
+
+def lose(kernel: FakeKernel, at: str, *, gone: bool = False) -> Machine:
+    """Return a machine whose GPU falls off the bus when it is reset, or vanishes from it."""
+
+    def write(path: str, value: str, timeout: float) -> Any:
+        if path == f"{DEVICES}/{at}/reset" and not gone:
+            (kernel.device(at) / "config").write_bytes(b"\xff" * 64)
+            kernel.answers[(f"{at}/reset", "1")] = errno.ENOTTY
+        outcome = kernel(path, value, timeout)
+        if path == PROBE and gone:
+            kernel.device(at).unlink()
+        return outcome
+
+    host = Reader(str(kernel.root))
+    return Machine(host, write, 30, drain=1, run=kernel.run, log=kernel.log, start=kernel.start)
+
+
+def test_a_reset_that_loses_the_card_is_told_and_bars_no_other_gpu(kernel: FakeKernel) -> None:
+    store = Store(Reader(str(kernel.root)))
+    order = _reset.Order(None, (), (), 60)
+    result = _reset.reset(lose(kernel, GPU), [GPU, "82:00.0"], order, store=store)
+    assert tried(result) == [("flr", "failed", False)]  # and no other method after that
+    assert [one["address"] for one in result["ill"]] == [GPU]
+    assert "0000:82:00.0 was not tried" in result["msg"]
+    assert store.record() is not None
+    again = reset(kernel, "82:00.0")
+    assert tried(again) == [("flr", "done", None)]
+    assert f"except for {GPU}, off the bus" in again["recovered"]["outcome"]
+    assert store.record() is None
+    assert "off-bus" in {guard["id"] for guard in reset(kernel)["guards"]}
+
+
+def test_a_card_that_vanishes_is_told_with_what_was_tried(kernel: FakeKernel) -> None:
+    machine = lose(kernel, "0000:82:00.0", gone=True)
+    order = _reset.Order(["flr"], (), (), 60)
+    result = _reset.reset(machine, ["82:00.0"], order, store=Store(machine.host))
+    assert [one["method"] for one in result["attempts"]] == ["flr"]
+    assert result["ill"][0]["ladder"][0] == "reboot"
+
+
+def test_what_was_refused_is_not_called_ill_and_what_has_no_reset_is(kernel: FakeKernel) -> None:
+    (kernel.device(GPU) / "reset_method").write_text("bus\n")
+    neighbour(kernel)
+    result = reset(kernel)
+    assert (result["attempts"], result["changed"]) == ([], False)
+    assert [(one["address"], one["ladder"][0]) for one in result["ill"]] == [(GPU, "reboot")]
+    assert "offers no reset that reaches it alone" in result["msg"]
+    (kernel.root / "proc/4243/fd").mkdir(parents=True)
+    (kernel.root / "proc/4243/fd/3").symlink_to("/dev/nvidia3")
+    (kernel.root / "proc/4243/cmdline").write_bytes(b"python3\0train.py\0")
+    (kernel.root / "proc/4243/cgroup").write_text("0::/user.slice\n")
+    assert reset(kernel, methods=["rebind"])["ill"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,34 @@ def test_an_unknown_source_is_refused(run_module: Run) -> None:
     result = run_module(gpu_host_info, sources=["syslog"])
     assert result["failed"]
     assert "journal, dmesg" in result["msg"]
+
+
+@pytest.mark.parametrize(("sight", "bars"), [("there", True), ("off", False), ("earlier", False)])
+def test_an_unfinished_change_bars_a_reboot_unless_only_that_ends_it(
+    host_tree: Callable[[str], Path], run_module: Run, log: str, sight: str, bars: bool
+) -> None:
+    root = host_tree("eight-gpus")
+    device = root / "sys/bus/pci/devices/0000:43:00.0"
+    trees.unpack(
+        "/proc/sys/kernel/random/boot_id = b7\n"
+        + "/var/lib/gpuhost/transaction.json = "
+        + json.dumps(
+            {
+                "version": 1,
+                "boot": "b6" if sight == "earlier" else "b7",
+                "started": "2026-02-03T04:05:06Z",
+                "wish": "0000:43:00.0 to driver nvidia and a reset by flr",
+                "before": {"0000:43:00.0": {"driver": "nvidia", "override": None}},
+                **{key: [] for key in ("awake", "services", "persistence")},
+                "types": {},
+            }
+        ),
+        root,
+    )
+    if sight == "off":
+        (device / "config").write_bytes(b"\xff" * 64)
+    result = run_module(gpu_host_info, sysroot=str(root), log_file=log, layout=LAYOUT)
+    found = [one["evidence"] for one in result["findings"] if one["id"] == "unfinished-change"]
+    assert len(found) == 1
+    assert ("only a reboot or a power-off ends that" in found[0]) == (sight == "off")
+    assert any("transaction.json" in one for one in result["host"]["reboot"]["problems"]) == bars
