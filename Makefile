@@ -1,7 +1,7 @@
 # `make demo` runs the main job in the lab, `make test` runs every check. See README.md and CONTRIBUTING.md.
 .DEFAULT_GOAL := help
-SCENARIO ?= --all
 MACHINE ?= amd
+FOR ?= 300
 export LAB_MACHINE := $(MACHINE)
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.build/collections
 export PATH := $(CURDIR)/.build/venv/bin:$(PATH)
@@ -24,10 +24,28 @@ lint unit sanity docs: tools ## one kind of check
 	nox -s $@
 
 molecule: tools ## the lab scenarios (SCENARIO=name for one)
-	molecule test $(if $(filter --all,$(SCENARIO)),--all,-s $(SCENARIO))
+ifdef SCENARIO
+	molecule test -s $(SCENARIO)
+else
+	lab/lab image
+	$(MAKE) --no-print-directory --jobs=2 lane-amd lane-intel
+endif
 
-bench: tools ## benchmarks against the running lab, into benchmarks/results.md
+# one lane for each machine of the lab, side by side; a scenario runs on the machine that its molecule.yml names, else on amd
+INTEL := $(shell grep -l 'LAB_MACHINE: intel' molecule/*/molecule.yml | cut -d/ -f2)
+lane-amd: TAKES := $(filter-out $(INTEL),$(notdir $(patsubst %/molecule.yml,%,$(wildcard molecule/*/molecule.yml))))
+lane-intel: TAKES := $(INTEL)
+lane-amd lane-intel:
+	@.ci/lane $(@:lane-%=%) $(TAKES)
+
+bench: tools ## benchmarks, against the running lab and on generated logs, into benchmarks/results.md
 	python benchmarks/run.py
+	python benchmarks/health_log.py
+
+fuzz: tools ## search for bytes that break the reading of kernel logs (FOR=seconds)
+	pip install --quiet --disable-pip-version-check atheris==3.0.0
+	mkdir -p .build/corpus
+	cd .build && python ../tests/fuzz/kernel_log.py -max_total_time=$(FOR) -len_control=0 -max_len=600 -timeout=10 corpus
 
 lab-up: tools ## start the lab (MACHINE=amd or intel)
 	lab/lab up --machine $(MACHINE)
@@ -38,4 +56,4 @@ lab-ssh: ## log in to the lab host
 lab-down: ## power the lab off
 	lab/lab down --machine $(MACHINE)
 
-.PHONY: help tools demo test lint unit sanity docs molecule bench lab-up lab-ssh lab-down
+.PHONY: help lane-amd lane-intel tools demo test lint unit sanity docs molecule bench fuzz lab-up lab-ssh lab-down
