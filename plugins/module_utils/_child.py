@@ -83,11 +83,13 @@ def ask(read: Callable[[str], str | None], items: Iterable[str]) -> dict[str, st
     left = list(items)
     found: dict[str, str | None] = {}
     for _attempt in range(_GIVE_UP):
+        if not left:
+            break
         sent, child = in_child(_answer, (read, left), _SECONDS)
         answers = [json.loads(line) for line in sent.split(b"\n")[:-1]]
         found.update({item: answer[0] for item, answer in zip(left, answers) if answer is not None})
         left = left[len(answers) + 1 :]  # the one after the last answer is what blocks
-        if not child or not left:
+        if not child:
             break
     return found
 
