@@ -215,7 +215,7 @@ def load(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         command = line.removeprefix("install nvidia ").replace(PROGRAM, str(program))
         command = command.replace("/sbin/modprobe", str(modprobe)).replace("/dev/kmsg", "/dev/null")
         assert str(program) in command
-        command = command.replace("-k 5 60 ", "-k 1 1 ")
+        command = command.replace("-k 5 120 ", "-k 1 1 ")
         command = command.replace("$CMDLINE_OPTS", "NVreg_EnableGpuFirmware=1")
         inherited = {"PATH": "/sbin", **environment}  # as nvidia-modprobe has it
         done = subprocess.run(["/bin/sh", "-c", command], env=inherited, check=False, timeout=30)
