@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -33,14 +34,17 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._persistence imp
     read_layout,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
-from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
+from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import (
+    FOLDER,
+    Store,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._trial import (
-    TRIAL,
     Trial,
     arm,
     follow,
     overlay,
     read_trial,
+    remove_trial,
     save_trial,
     shown,
     told,
@@ -49,6 +53,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._trial import (
 # Guards that say the same at boot, when no driver has the GPU yet
 _AT_BOOT = ("snp-identity", "sme-identity", "fsp-identity", "foreign-type")
 _SHORTEST = 60  # seconds; below that a host has not started its guests
+_LONGEST = 7 * 24 * 3600  # who has forgotten it by then does not want it
 _PROGRAM = "/usr/local/lib/gpuhost/gpuhost-boot"
 
 Run = Callable[[Sequence[str], float], str]
@@ -112,7 +117,7 @@ def change_trial(
 
 def _save(host: Reader, trial: Trial | None) -> None:
     if trial is None:
-        (host.root / TRIAL[1:]).unlink()
+        remove_trial(host)
     else:
         save_trial(host, trial)
 
@@ -137,10 +142,10 @@ def _armed(
     """Return the trial to keep, the present one when something stands against a new one."""
     if current is not None and current.state in ("running", "confirmed"):
         raise GpuHostError(f"{told(current)}: another one can be armed after its end")
-    if wish.confirm_timeout < _SHORTEST or wish.valid_for < 1:
+    if not (_SHORTEST <= wish.confirm_timeout <= _LONGEST and 1 <= wish.valid_for <= _LONGEST):
         raise GpuHostError(
             f"confirm_timeout is {wish.confirm_timeout} and valid_for {wish.valid_for}: give "
-            f"seconds, at least {_SHORTEST} and 1"
+            f"seconds, at least {_SHORTEST} and 1, at most {_LONGEST}"
         )
     addresses = choose(host, wish.addresses)
     if not addresses:
@@ -166,7 +171,7 @@ def _armed(
 
 def _alike(one: Trial, other: Trial) -> bool:
     """Tell whether two trials differ in nothing but the time they were armed at."""
-    return replace(one, armed=other.armed, expires=other.expires) == other
+    return replace(one, armed=other.armed, since=other.since, expires=other.expires) == other
 
 
 def _guards(
@@ -228,7 +233,9 @@ def _preconditions(host: Reader, trial: Trial, situation: Situation, run: Run) -
     following = next_boot(boot, ["nvidia"])
     for problem in following.problems:
         yield reason("next-boot", "the next boot", problem, "put that right, then arm again")
-    images = check_images(host, kept, lambda path: run(["lsinitramfs", path], 120).splitlines())
+    images = check_images(
+        host, kept, lambda path: run(["lsinitramfs", path], 120).splitlines(), remember=False
+    )
     image = f"/boot/initrd.img-{following.kernel}"
     if images.get(image):  # nvidia could be loaded from it before the types can be set
         yield reason(
@@ -237,21 +244,41 @@ def _preconditions(host: Reader, trial: Trial, situation: Situation, run: Run) -
             f"it lacks {', '.join(images[image])}",
             "run update-initramfs -u -k all",
         )
+    if (host.root / "var/lib").stat().st_dev != host.root.stat().st_dev:
+        yield reason(
+            "var-apart",
+            FOLDER,
+            "it is not on the root file system, so it may not be there when nvidia is loaded",
+            "a trial is not possible on this host",
+        )
     ours = {gpu.vmid for gpu in kept.gpus}
+    managed = _managed(host)
     for guest in read_guests(host):
-        if dict(guest.config).get("onboot") == "1" and guest.vmid not in ours:
-            yield reason(
-                "guest-starts",
-                f"{guest.kind} guest {guest.vmid}",
-                "it starts at boot and is not of the layout, so it would run while the way back "
-                "is a reboot",
-                f"have its owner set onboot to 0 for the trial ({_tool(guest.kind)} set "
-                f"{guest.vmid} --onboot 0)",
-            )
+        by_ha = guest.vmid in managed
+        if guest.vmid in ours or not (by_ha or dict(guest.config).get("onboot") == "1"):
+            continue
+        tool = "pct" if guest.kind == "lxc" else "qm"
+        yield reason(
+            "guest-starts",
+            f"{guest.kind} guest {guest.vmid}",
+            f"it starts at boot ({'HA' if by_ha else 'onboot'}) and is not of the layout, so it "
+            "would run while the way back is a reboot",
+            "have its owner take it out for the trial ("
+            + ("ha-manager" if by_ha else tool)
+            + f" set {guest.vmid} "
+            + ("--state stopped)" if by_ha else "--onboot 0)"),
+        )
 
 
-def _tool(kind: str) -> str:
-    return "pct" if kind == "lxc" else "qm"
+def _managed(host: Reader) -> set[int]:
+    """Return the guests that Proxmox's HA manager may start: `vm: 100`, `ct: 101`."""
+    text = host.text("/etc/pve/ha/resources.cfg") or ""
+    found = set()
+    for part in re.split(r"\n(?=\S)", text):
+        head = re.match(r"(?:vm|ct):\s*(\d+)", part)
+        if head and not re.search(r"^\s+state\s+(?:stopped|disabled|ignored)", part, re.MULTILINE):
+            found.add(int(head[1]))
+    return found
 
 
 def _not_kept(

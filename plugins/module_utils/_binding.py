@@ -71,6 +71,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._transaction imp
     Record,
     Store,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._trial import tried
 
 # What bars an undo: somebody took a half-moved GPU meanwhile, or it cannot be moved at all
 _ID = "[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}"
@@ -131,6 +132,7 @@ def _situation(host: Reader, store: Store, cards: Iterable[Gpu]) -> Situation:
         drivers=frozenset(host.names(DRIVERS)),
         modeset=host.text("/sys/module/nvidia_drm/parameters/modeset") in ("Y", "1"),
         stuck=store.stuck(),
+        tried=tried(host),
         duties={address: read_duties(host, address) for address in sorted(others)},
         sleepy=sleepy,
         restore=frozenset(restore),

@@ -68,6 +68,7 @@ def _change_refused(facts: Facts) -> Iterator[Hit]:
         drivers=extras.drivers,
         modeset=extras.modeset,
         stuck={},  # has a finding of its own
+        tried={},  # so has this
         duties=extras.duties,
         sleepy={},
         restore=frozenset(),

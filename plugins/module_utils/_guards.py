@@ -41,6 +41,7 @@ class Situation:
         drivers: PCI drivers that are there, as modules or built in.
         modeset: nvidia_drm runs with modeset, and so uses every GPU of nvidia itself.
         stuck: functions whose unbind never returned, each with a sentence.
+        tried: GPUs on which this boot tries a type, each with a sentence.
         duties: what the host itself does with the other devices of the GPUs' groups, by address.
         sleepy: `power/control` files that read `auto`, by the function they matter for.
         restore: those among them that get `auto` back afterwards.
@@ -55,6 +56,7 @@ class Situation:
     drivers: frozenset[str]
     modeset: bool
     stuck: Mapping[str, str]
+    tried: Mapping[str, str]
     duties: Mapping[str, tuple[str, ...]]
     sleepy: Mapping[str, tuple[str, ...]]
     restore: frozenset[str]
@@ -160,6 +162,14 @@ def _stuck(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
     for function in (target.gpu.address, *(c.address for c in target.gpu.companions)):
         if function in situation.stuck:
             yield situation.stuck[function], "reboot the host"
+
+
+def _trial_running(situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
+    if target.gpu.address in situation.tried and (target.moves or target.type is not None):
+        yield (
+            situation.tried[target.gpu.address],
+            "reboot first, or confirm the trial (iommu_trial with state: confirmed)",
+        )
 
 
 def _sriov_vfs(_situation: Situation, target: Target) -> Iterator[tuple[str, str]]:
@@ -395,6 +405,7 @@ GUARDS = (
     Guard("wrong-card", False, _wrong_card),
     Guard("off-bus", False, _off_bus),
     Guard("stuck", False, _stuck),
+    Guard("trial-running", False, _trial_running),
     Guard("sriov-vfs", False, _sriov_vfs),
     Guard("mig", True, _mig),
     Guard("in-use", False, _in_use),

@@ -335,8 +335,10 @@ def check_images(
     layout: Layout,
     listing: Callable[[str], Sequence[str]],
     only: Sequence[str] = (),
+    *,
+    remember: bool = True,
 ) -> dict[str, tuple[str, ...]]:
-    """Check the initramfs of every kernel, keep the result in `IMAGES`, and return what they lack.
+    """Check the initramfs of every kernel, and return what they lack; the result is in `IMAGES`.
 
     An image that is the file it was at the last check is not read again.
 
@@ -345,6 +347,7 @@ def check_images(
         layout: decides which modules an image needs.
         listing: returns the names in an image, by its path.
         only: paths of the images to look at; the others keep their result.
+        remember: keep the result for the next check.
 
     Raises:
         GpuHostError: the result cannot be kept.
@@ -366,7 +369,8 @@ def check_images(
             except GpuHostError as error:
                 missing = (f"a list of its files ({error})",)
             images[path] = {**seen, "missing": list(missing)}
-    keep(host.root / IMAGES[1:], {"version": _VERSION, "images": images})
+    if remember:
+        keep(host.root / IMAGES[1:], {"version": _VERSION, "images": images})
     return {path: tuple(image["missing"]) for path, image in images.items()}
 
 

@@ -73,8 +73,9 @@ def plan_reboot(
         following: How it will be booted next.
         guests: Its guests, `None` when they could not be read.
         layout: The entries of the declared layout.
-        troubles: Findings; those of an unfinished change, of an incomplete initramfs of the next
-            kernel, and of unbinds that never returned count; the last are a reason, too.
+        troubles: Findings; those of an unfinished change, of an armed trial of types, of an
+            incomplete initramfs of the next kernel, and of unbinds that never returned count; the
+            last are a reason, too.
     """
     ours = {(entry.guest.kind, entry.guest.vmid) for entry in layout if entry.guest}
     problems = [] if guests is not None else ["the guests of this host could not be read"]
@@ -95,7 +96,7 @@ def plan_reboot(
         if trouble.id == "unbind-stuck":
             reasons.append(f"nothing but a reboot frees {trouble.subject}: its removal hangs")
             stall.append(f"{trouble.subject}: {trouble.evidence}; {_STALL}")
-        elif trouble.id == "unfinished-change" or (
+        elif trouble.id in ("unfinished-change", "trial-armed") or (
             trouble.id == "initramfs-incomplete" and trouble.subject == image
         ):
             problems.append(f"{trouble.subject}: {trouble.evidence}")

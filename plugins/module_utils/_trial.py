@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,11 +27,13 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._transaction imp
     FOLDER,
     Store,
     keep,
+    sync_folder,
 )
 
 TRIAL = f"{FOLDER}/trial.json"
 STATES = ("armed", "running", "confirmed", "ended")
 _VERSION = 1
+_CLOCK = 300  # seconds that the clock of the board may lag behind
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Trial:
         accept: guards that were lifted for it.
         armed: when, in UTC.
         armed_boot: id of the boot it was armed in.
-        expires: time (seconds since 1970) after which a boot does not take it any more.
+        since: when it was armed, in seconds since 1970.
+        expires: the time after which a boot does not take it any more.
         confirm: seconds after its start within which a boot has to be confirmed.
         boot: id of the boot that took it, `None` before.
         outcome: how it ended, in words; `None` before.
@@ -57,6 +61,7 @@ class Trial:
     accept: tuple[str, ...]
     armed: str
     armed_boot: str
+    since: float
     expires: float
     confirm: int
     boot: str | None = None
@@ -81,9 +86,10 @@ def read_trial(host: Reader) -> Trial | None:
         if kept.pop("version") != _VERSION or kept["state"] not in STATES:
             raise ValueError("another version")
         trial = Trial(**{**kept, "accept": tuple(kept["accept"]), "gpus": dict(kept["gpus"])})
-        if not (time.gmtime(trial.expires) and trial.confirm > 0 and trial.armed_boot):
+        moments = time.gmtime(trial.since), time.gmtime(trial.expires)
+        if not (moments and trial.confirm > 0 and trial.armed_boot):
             raise ValueError("a value is wrong")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
         raise GpuHostError(
             f"{TRIAL} cannot be understood ({error}), and no boot will take it: move the file away"
         ) from error
@@ -99,6 +105,13 @@ def save_trial(host: Reader, trial: Trial) -> None:
     keep(host.root / TRIAL[1:], {"version": _VERSION, **asdict(trial)})
 
 
+def remove_trial(host: Reader) -> None:
+    """Take a trial off the disk, so that it does not come back after a power loss."""
+    file = host.root / TRIAL[1:]
+    file.unlink()
+    sync_folder(file.parent)
+
+
 def follow(trial: Trial, boot: str, now: float) -> Trial:
     """Return a trial as it is in this boot; pure, it may be asked at any time.
 
@@ -108,8 +121,9 @@ def follow(trial: Trial, boot: str, now: float) -> Trial:
         now: seconds since 1970.
     """
     if trial.state == "armed" and boot != trial.armed_boot:
-        if now > trial.expires:
-            return replace(trial, state="ended", outcome="expired: its boot came too late")
+        if not trial.since - _CLOCK <= now <= trial.expires:  # a clock without battery began anew
+            outcome = "expired: its boot came too late, or the clock is wrong"
+            return replace(trial, state="ended", outcome=outcome)
         return replace(trial, state="running", boot=boot)
     if trial.state in ("running", "confirmed") and boot != trial.boot:
         outcome = "confirmed" if trial.state == "confirmed" else "not confirmed"
@@ -168,7 +182,8 @@ def told(trial: Trial) -> str:
 def overlay(layout: Layout, trial: Trial | None, boot: str) -> Layout:
     """Return the layout with the types that are tried in this boot.
 
-    A card that is not the one the trial was armed for keeps the type of the layout.
+    A card that is not the one the trial was armed for, or for a virtual machine by now, keeps the
+    type of the layout.
     """
     if trial is None or not trial.in_force(boot):
         return layout
@@ -177,7 +192,7 @@ def overlay(layout: Layout, trial: Trial | None, boot: str) -> Layout:
 
 
 def _tried(gpu: Kept, trial: Trial) -> Kept:
-    if trial.gpus.get(gpu.address) != gpu.id:
+    if trial.gpus.get(gpu.address) != gpu.id or gpu.driver != "nvidia":
         return gpu
     return replace(gpu, iommu_type=trial.type)
 
@@ -195,10 +210,13 @@ def watch(
     Returns:
         Why the host has to reboot now, `None` when it has not to.
     """
-    boot = Store(host).boot()
+    boot, trial = Store(host).boot(), None
     while True:
-        trial = read_trial(host)
-        if trial is None or trial.state != "running" or not trial.in_force(boot):
+        # one that this boot may still take counts; one that cannot be read is as it was
+        with nullcontext() if trial is None else suppress(GpuHostError):
+            found = read_trial(host)
+            trial = follow(found, boot, time.time()) if found else None
+        if trial is None or trial.state != "running":
             return None
         left = trial.confirm - uptime()
         if left <= 0:
@@ -208,6 +226,19 @@ def watch(
                 "boot: rebooting, after which the types are as before"
             )
         sleep(min(left, 3))
+
+
+def tried(host: Reader) -> dict[str, str]:
+    """Return the GPUs on which this boot tries a type without confirmation, each with a sentence.
+
+    Raises:
+        GpuHostError: the trial cannot be understood.
+    """
+    trial = read_trial(host)
+    if trial is None:
+        return {}
+    trial = follow(trial, Store(host).boot(), time.time())
+    return dict.fromkeys(trial.gpus, told(trial)) if trial.state == "running" else {}
 
 
 def arm(
@@ -234,6 +265,7 @@ def arm(
         accept=tuple(sorted(accept)),
         armed=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
         armed_boot=Store(host).boot(),
+        since=now,
         expires=now + limits[0],
         confirm=limits[1],
     )

@@ -15,8 +15,9 @@ description:
   - Arms a trial. The next boot of the host gives the named GPUs the type before C(nvidia) gets
     them, and notes on disk that it did so before it does. No further boot does it again, however
     that one ends.
-  - A boot that takes a trial and is not confirmed in time reboots the host by itself. The way back
-    needs neither this module nor a control node.
+  - A boot that takes a trial and is not confirmed in time reboots the host by itself, with whatever
+    guests run then. The way back needs neither this module nor a control node. Should the shutdown
+    hang in a driver, only a watchdog (C(RebootWatchdogSec) of systemd) or the BMC ends it.
   - The playbook P(gpuhost.inference.identity_trial#playbook) goes all the way, and reports what
     was learned.
   - The host has to keep its GPUs by the role P(gpuhost.inference.gpu_passthrough#role), whose boot
@@ -54,13 +55,16 @@ options:
   accept:
     description:
       - Risks to take knowingly, as in O(gpuhost.inference.gpu#module:accept). That a security
-        processor (FSP) may fail is what a trial finds out, and needs no acceptance.
+        processor (FSP) may fail is what a trial finds out, and needs no acceptance. A group with
+        devices of others has no trial.
     type: list
     elements: str
-    choices: [foreign-type, sme-identity]
+    choices: [sme-identity]
     default: []
   valid_for:
-    description: Seconds from now until which the boot has to begin; a later one leaves it alone.
+    description:
+      - Seconds from now until which the boot has to begin, at most a week; a later one leaves it
+        alone.
     type: int
     default: 3600
   confirm_timeout:
@@ -139,6 +143,11 @@ trial:
       returned: success
       type: str
       sample: "2026-11-30T11:00:00Z"
+    since:
+      description: The same in seconds since 1970.
+      returned: success
+      type: float
+      sample: 1796036400.0
     armed_boot:
       description: Id of the boot it was armed in.
       returned: success
@@ -170,6 +179,7 @@ guards:
       that module there are V(same-type), V(no-group), V(old-kernel), V(unfinished-change),
       V(no-way-back), V(not-kept), V(type-too-late), V(initramfs-incomplete), V(next-boot), and
       V(guest-starts), a guest of somebody else that would start and then run during the way back.
+    - V(var-apart) is a host whose C(/var) is not on the root file system.
   returned: always, unless an option is wrong
   type: list
   elements: dict
@@ -207,7 +217,7 @@ def main() -> None:
             "accept": {
                 "type": "list",
                 "elements": "str",
-                "choices": ["foreign-type", "sme-identity"],
+                "choices": ["sme-identity"],
                 "default": [],
             },
             "valid_for": {"type": "int", "default": 3600},

@@ -22,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write im
 from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
+from ansible_collections.gpuhost.inference.plugins.module_utils._trial import Trial, save_trial
 from fake_kernel import FakeKernel
 
 DEVICES = "/sys/bus/pci/devices"
@@ -838,6 +839,29 @@ def test_a_hung_unbind_is_marked_and_later_runs_stop_at_once(kernel: FakeKernel)
     assert bind(kernel, "43:00.0", "vfio-pci")["changed"]  # the others still work
     kernel.boot("another")
     kernel.answers.clear()
+    assert bind(kernel, "44:00.0", "vfio-pci")["changed"]
+
+
+def test_a_gpu_in_a_trial_is_left_until_that_ends(kernel: FakeKernel) -> None:
+    host = Reader(str(kernel.root))
+    trial = Trial(
+        state="running",
+        type="identity",
+        gpus={"0000:44:00.0": "10de:2bb5"},
+        accept=(),
+        armed="",
+        armed_boot="before",
+        since=0,
+        expires=1,
+        confirm=600,
+        boot=Store(host).boot(),
+    )
+    save_trial(host, trial)
+    result = bind(kernel, "44:00.0", "vfio-pci")
+    assert "trial-running" in {guard["id"] for guard in result["guards"]}
+    assert kernel.writes == []
+    assert bind(kernel, "43:00.0", "vfio-pci")["changed"]
+    save_trial(host, replace(trial, state="confirmed"))
     assert bind(kernel, "44:00.0", "vfio-pci")["changed"]
 
 

@@ -298,6 +298,7 @@ def trial(state: str, boot: str) -> str:
         "accept": ["fsp-identity"],
         "armed": "2026-03-04T05:06:07Z",
         "armed_boot": boot if state == "armed" else "b0",
+        "since": 0.0,
         "expires": 9e9,
         "confirm": 600,
         "boot": boot if state == "running" else None,

@@ -100,6 +100,7 @@ def test_guests_come_in_the_order_of_proxmox(boot: Boot) -> None:
 def test_what_the_next_kernel_lacks_and_what_was_cut_off(boot: Boot) -> None:
     troubles = [
         Trouble("unfinished-change", "0000:41:00.0", "begun at 10:00"),
+        Trouble("trial-armed", "/var/lib/gpuhost/trial.json", "the next boot tries identity"),
         Trouble("initramfs-incomplete", "/boot/initrd.img-6.17.2-1-pve", "no rule"),
         Trouble("initramfs-incomplete", "/boot/initrd.img-6.8.4", "no rule"),
         Trouble("rival-driver", "nouveau", "not blacklisted"),
@@ -109,6 +110,7 @@ def test_what_the_next_kernel_lacks_and_what_was_cut_off(boot: Boot) -> None:
     assert plan.problems == (
         "no image",
         "0000:41:00.0: begun at 10:00",
+        "/var/lib/gpuhost/trial.json: the next boot tries identity",
         "/boot/initrd.img-6.17.2-1-pve: no rule",
     )
     # the hung unbind alone asks for a reboot, and makes it dangerous

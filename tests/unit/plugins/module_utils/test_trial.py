@@ -29,6 +29,7 @@ ARMED = trials.Trial(
     accept=("fsp-identity",),
     armed="2026-03-04T05:06:07Z",
     armed_boot="first",
+    since=400.0,
     expires=1000.0,
     confirm=600,
 )
@@ -47,7 +48,7 @@ def in_file(root: Path, trial: trials.Trial) -> None:
 
 def test_exactly_one_boot_takes_it(tmp_path: Path) -> None:
     host = boot(tmp_path, "first")
-    in_file(tmp_path, replace(ARMED, expires=time.time() + 60))
+    in_file(tmp_path, replace(ARMED, since=time.time(), expires=time.time() + 60))
     assert trials.take(host, 0) is None  # the boot it was armed in goes on as it is
     host = boot(tmp_path, "second")
     assert "this boot tries type identity for 0000:41:00.0" in str(trials.take(host, 0))
@@ -69,6 +70,8 @@ def test_exactly_one_boot_takes_it(tmp_path: Path) -> None:
         (ARMED, "first", 2000, "armed"),
         (ARMED, "second", 999, "running"),
         (ARMED, "second", 1001, "ended"),
+        (ARMED, "second", 350, "running"),
+        (ARMED, "second", 0, "ended"),  # a clock that began anew
         (replace(ARMED, state="running", boot="second"), "second", 9e9, "running"),
         (replace(ARMED, state="running", boot="second"), "third", 0, "ended"),
         (replace(ARMED, state="confirmed", boot="second"), "second", 0, "confirmed"),
@@ -84,7 +87,7 @@ def test_states_follow_the_boots(trial: trials.Trial, boot_id: str, now: float, 
 
 def test_what_cannot_be_noted_is_not_tried(tmp_path: Path) -> None:
     host = boot(tmp_path, "second")
-    in_file(tmp_path, replace(ARMED, expires=time.time() + 60))
+    in_file(tmp_path, replace(ARMED, since=time.time(), expires=time.time() + 60))
     folder = tmp_path / trials.TRIAL[1:]
     folder.with_suffix(".new").mkdir()  # writing fails, for root as well
     waits: list[float] = []
@@ -96,15 +99,11 @@ def test_what_cannot_be_noted_is_not_tried(tmp_path: Path) -> None:
 
     with pytest.raises(GpuHostError, match="is left alone"):
         trials.take(host, 0, wait)
-    assert trials.read_trial(host) == trials.Trial(**{**ARMED.__dict__, "expires": _expires(host)})
+    left = trials.read_trial(host)
+    assert left is not None
+    assert left.state == "armed"
     assert "this boot tries" in str(trials.take(host, 60, wait))
     assert waits == [1, 1]
-
-
-def _expires(host: Reader) -> float:
-    trial = trials.read_trial(host)
-    assert trial is not None
-    return trial.expires
 
 
 def test_layout_gets_the_type_for_the_right_card_only() -> None:
@@ -121,6 +120,8 @@ def test_layout_gets_the_type_for_the_right_card_only() -> None:
     assert tried.accept == {"foreign-type", "fsp-identity"}
     exchanged = replace(running, gpus={GPU: "10de:2330"})
     assert trials.overlay(layout, exchanged, "second").gpus == layout.gpus
+    virtual = Layout((replace(layout.gpus[0], driver="vfio-pci", vmid=200),), frozenset())
+    assert trials.overlay(virtual, running, "second").gpus == virtual.gpus
     for trial in (None, ARMED, running, replace(running, state="ended")):
         assert trials.overlay(layout, trial, "third") == layout
 
@@ -152,7 +153,21 @@ def test_watch_leaves_a_boot_alone(tmp_path: Path, meanwhile: str) -> None:
 
     assert trials.watch(host, lambda: 10, sleep) is None
     in_file(tmp_path, ARMED)
-    assert trials.watch(host, lambda: 9999, sleep) is None  # not in force
+    assert trials.watch(host, lambda: 9999, sleep) is None  # too late for this boot
+
+
+def test_watch_goes_on_over_a_file_that_is_not_there_yet_or_cannot_be_read(tmp_path: Path) -> None:
+    host = boot(tmp_path, "second")
+    in_file(tmp_path, replace(ARMED, since=time.time(), expires=time.time() + 60))
+    clock = [590.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        (tmp_path / trials.TRIAL[1:]).write_text("{")
+
+    assert "nobody confirmed" in str(trials.watch(host, lambda: clock[0], sleep))
+    with pytest.raises(GpuHostError, match="cannot be understood"):
+        trials.watch(host, lambda: clock[0], sleep)  # nothing is known of it
 
 
 @pytest.mark.parametrize(
@@ -163,6 +178,8 @@ def test_watch_leaves_a_boot_alone(tmp_path: Path, meanwhile: str) -> None:
         {"gpus": None},
         {"expires": "soon"},
         {"expires": 1e300},
+        {"expires": 1e18},
+        {"since": "now"},
         {"confirm": 0},
         {"more": 1},
     ],
@@ -193,6 +210,7 @@ def ready(host_tree: Callable[[str], Path]) -> Path:
     root = host_tree("eight-gpus")
     boot(root, "first")
     (root / "run").mkdir(exist_ok=True)
+    (root / "var/lib").mkdir(parents=True, exist_ok=True)
     entry = {"name": "inference", "driver": "nvidia", "iommu_type": None, "guest": {"vmid": 100}}
     _write(
         root,
@@ -250,9 +268,10 @@ def refused(result: dict[str, Any]) -> set[str]:
 def test_arming_changes_nothing_now_and_once(ready: Path) -> None:
     planned = change(ready, check=True)
     assert planned["changed"]
-    assert not (ready / trials.TRIAL[1:]).exists()
+    assert list((ready / "var/lib").iterdir()) == []  # check mode writes nothing at all
     armed = change(ready)
-    assert {**planned, "trial": None} == {**armed, "trial": None}
+    assert planned["guards"] == armed["guards"]
+    assert planned["trial"]["gpus"] == armed["trial"]["gpus"]
     assert armed["trial"]["state"] == "armed"
     assert armed["trial"]["gpus"] == {GPU: ID}
     assert [guard["id"] for guard in armed["guards"] if guard["accepted"]] == ["fsp-identity"]
@@ -283,6 +302,10 @@ def _tenant(root: Path) -> None:
     file.write_text(file.read_text().replace("onboot: 0", "onboot: 1"))
 
 
+def _ha(root: Path) -> None:
+    _write(root, "etc/pve/ha/resources.cfg", "vm: 201\n\tstate started\n\nct: 100\n")
+
+
 def _no_unit(root: Path) -> None:
     (root / "etc/systemd/system/multi-user.target.wants/gpuhost-trial.service").unlink()
 
@@ -309,6 +332,7 @@ def _cut_off(root: Path) -> None:
         (_sme, {"sme-identity"}),
         (_typed, {"same-type"}),
         (_tenant, {"guest-starts"}),
+        (_ha, {"guest-starts"}),
         (_no_unit, {"no-way-back"}),
         (_other_card, {"not-kept"}),
         (_no_kernel, {"next-boot"}),
@@ -321,6 +345,11 @@ def test_everything_that_forbids_a_trial_is_told(
     spoil(ready)
     assert refused(change(ready)) == guards
     assert not (ready / trials.TRIAL[1:]).exists()
+
+
+def test_a_guest_that_ha_has_stopped_is_in_nobodys_way(ready: Path) -> None:
+    _write(ready, "etc/pve/ha/resources.cfg", "vm: 201\n\tgroup a\n\tstate stopped\n")
+    assert change(ready)["changed"]
 
 
 def test_memory_encryption_can_be_accepted(ready: Path) -> None:
@@ -341,6 +370,7 @@ def test_all_reasons_come_at_once(ready: Path) -> None:
         ({"addresses": ["0000:77:00.0"]}, "no PCI device there"),
         ({"confirm_timeout": 59}, "confirm_timeout is 59"),
         ({"valid_for": 0}, "valid_for 0"),
+        ({"valid_for": 10**18}, "at most 604800"),
     ],
 )
 def test_a_wrong_wish_is_one_clear_error(ready: Path, wish: dict[str, Any], words: str) -> None:
