@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Callable
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._child import ask
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import Gpu
+from ansible_collections.gpuhost.inference.plugins.module_utils._p2p_files import read_inside
 from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -31,8 +33,10 @@ _SERVER = re.compile("sglang|vllm")
 _OFF_IN_FILE = re.compile(r"^\s*disable[-_]custom[-_]all[-_]reduce\s*:\s*(\w+)", re.MULTILINE)
 _CONTAINER = re.compile(r"/lxc(?:\.payload\.|/)(\d+)(?:/|$)")
 _UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
+_NUMBER = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*))")
 _GENERATIONS = 12
-_CONFIG_BYTES = 1 << 16
+
+Settings = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,9 @@ def _describe(host: Reader, pid: int) -> str | None:
             "title": " of ".join([f"process {first.pid}", *of[::-1]]),
             "command": redact(" ".join(first.words)),
             "subject": subject,
-            "nccl_p2p_disable": nccl_is_off([one.environment for one in family]),
+            "nccl_p2p_disable": nccl_is_off(
+                [one.environment for one in family], _nccl_files(host, first)
+            ),
             "disable_custom_all_reduce": _reduce_is_off(host, started),
         }
     )
@@ -153,28 +159,105 @@ def _process(host: Reader, pid: int) -> _Process | None:
     return _Process(pid, number, tuple(words.split("\0")), environment, cgroup)
 
 
-def nccl_is_off(environments: Sequence[dict[str, str] | None]) -> bool | None:
-    """Tell whether NCCL is kept from P2P (NCCL_P2P_DISABLE, or NCCL_P2P_LEVEL=LOC).
+def nccl_is_off(
+    environments: Sequence[Settings | None], files: Sequence[Settings | None] = ()
+) -> bool | None:
+    """Tell whether NCCL is kept from P2P, as NCCL itself decides it.
+
+    NCCL_P2P_DISABLE counts when strtol() makes 1 of it, and nothing else does; NCCL_P2P_LEVEL when
+    it is LOC, or 0 in its old numbers (src/graph/paths.cc, ncclGetLevel). A file counts for what
+    the environment does not set (src/misc/param.cc).
 
     Args:
         environments: of a process and those it comes from, `None` for one that cannot be read.
+        files: NCCL's own, the first counts first, `None` for one that cannot be read.
     """
-    known = [environment for environment in environments if environment is not None]
-    for environment in known:
-        disable = environment.get("NCCL_P2P_DISABLE")
-        if disable is not None:
-            return disable not in ("", "0")
-        if environment.get("NCCL_P2P_LEVEL") in ("0", "LOC"):
-            return True
-    return False if known else None
+    known: list[Settings | None] = [one for one in environments if one is not None]
+    sources = [*(known or [None]), *files]
+    return _any(
+        [
+            _setting("NCCL_P2P_DISABLE", lambda value: _number(value) == 1, sources),
+            _setting("NCCL_P2P_LEVEL", _is_local, sources),
+        ]
+    )
+
+
+def _setting(
+    name: str, means_off: Callable[[str], bool], sources: Sequence[Settings | None]
+) -> bool | None:
+    """Tell whether the first source that sets a variable means off; `None` where it may be one."""
+    for source in sources:
+        if source is None:
+            return None
+        if name in source:
+            return means_off(source[name])
+    return False
+
+
+def _is_local(level: str) -> bool:
+    return level == "LOC" or (level[:1].isdigit() and _number(level) == 0)
+
+
+def _number(text: str) -> int:
+    """Return what strtol(3) makes of a text, in base 0."""
+    match = _NUMBER.match(text)
+    if not match:
+        return 0
+    octal = re.fullmatch("[+-]?0[0-7]+", match[1])
+    return int(match[1], 8 if octal else 0)
+
+
+def _any(states: Sequence[bool | None]) -> bool | None:
+    """Tell whether one is `True`; `None` when one may be."""
+    if True in states:
+        return True
+    return None if None in states else False
+
+
+def _nccl_files(host: Reader, server: _Process) -> list[Settings | None]:
+    """Return the settings in the files that NCCL reads, in its order."""
+    if "NCCL_CONF_FILE" in (server.environment or ()):
+        return [None]  # newer versions read that one instead of the user's
+    try:
+        paths = [f"{_home(host, server.pid)}/.nccl.conf", "/etc/nccl.conf"]
+        return [_parse_settings(read_inside(host, server.pid, path) or b"") for path in paths]
+    except UnreadableError:
+        return [None]
+
+
+def _parse_settings(content: bytes) -> Settings:
+    found: dict[str, str] = {}
+    for line in content.decode("utf-8", "replace").split("\n"):
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, value)
+    return found
+
+
+def _home(host: Reader, pid: int) -> str:
+    """Return the home folder of a process's user, as its container knows it.
+
+    Raises:
+        UnreadableError: its user or the container's users cannot be read, or it is none of them.
+    """
+    status = host.text(f"/proc/{pid}/status") or ""
+    outside = re.search(r"^Uid:\s*(\d+)", status, re.MULTILINE)
+    inside = None
+    for line in (host.text(f"/proc/{pid}/uid_map") or "").splitlines():
+        first, place, count = map(int, line.split())
+        if outside and place <= int(outside[1]) < place + count:
+            inside = str(first + int(outside[1]) - place)
+    users = (read_inside(host, pid, "/etc/passwd") or b"").decode("utf-8", "replace")
+    for line in users.splitlines():
+        words = line.split(":")
+        if len(words) > 5 and words[2] == inside:
+            return f"/{words[5]}"
+    raise UnreadableError(f"the home folder of process {pid} is not known")
 
 
 def _reduce_is_off(host: Reader, started: Sequence[_Process]) -> bool | None:
     """Tell whether the server's own all-reduce is off, by command line and file of flags."""
-    states = [_flag(host, one) for one in started]
-    if True in states:
-        return True
-    return None if None in states or not states else False
+    return _any([_flag(host, one) for one in started] or [None])
 
 
 def _flag(host: Reader, process: _Process) -> bool | None:
@@ -185,14 +268,11 @@ def _flag(host: Reader, process: _Process) -> bool | None:
     files += [value for word, value in zip(words, words[1:]) if word == "--config"]
     if not files:
         return False
-    # as the process sees it, in its container
-    top = "root" if files[-1].startswith("/") else "cwd"
-    path = f"/proc/{process.pid}/{top}/{files[-1].lstrip('/')}"
     try:
-        content = host.head(path, _CONFIG_BYTES)
+        content = read_inside(host, process.pid, files[-1])
     except UnreadableError:
         return None
-    if content is None or len(content) == _CONFIG_BYTES:
+    if content is None:
         return None
     found = _OFF_IN_FILE.search(content.decode("utf-8", "replace"))
     return found is not None and found[1].lower() in ("true", "yes", "on")

@@ -224,7 +224,9 @@ def serving(*switches: str) -> str:
     return "\n".join(
         (
             f"/proc/3100/cmdline = python3\\x00-m\\x00sglang.launch_server{reduce}\\x00",
-            "/proc/3100/status = PPid:\\t1",
+            "/proc/3100/status = PPid:\\t1\\nUid:\\t100000",
+            "/proc/3100/uid_map = 0 100000 65536",
+            "/proc/3100/root/etc/passwd = root:x:0:0::/root:",
             "/proc/3100/cgroup = 0::/lxc/100/ns/system.slice/sglang.service",
             f"/proc/3100/environ = HOME=/\\x00NCCL_P2P_DISABLE={nccl}",
             "/proc/3100/fd/30 -> /dev/nvidia0",
@@ -246,8 +248,10 @@ def kept_p2p(verdict: str, *buses: str, kernel: str = "6.14.11-4-pve") -> str:
             "kernel": kernel,
             "driver": None,
             "dma_remap_peer_mmio": None,
+            "registry_dwords": [],
             "parameters": [],
             "types": dict.fromkeys(addresses, "DMA-FQ"),
+            "cards": dict.fromkeys(addresses, "10de:2bb5 10de:204e"),
         },
     }
     return text("/var/lib/gpuhost/p2p.json", {"version": 1, "tests": [test]})

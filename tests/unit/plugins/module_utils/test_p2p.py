@@ -374,7 +374,9 @@ def server(switches: str = "", parent: int = 1) -> str:
     return "\n".join(
         (
             f"/proc/8100/cmdline = {words}\\x00",
-            f"/proc/8100/status = PPid:\\t{parent}",
+            f"/proc/8100/status = PPid:\\t{parent}\\nUid:\\t100000",
+            "/proc/8100/uid_map = 0 100000 65536",
+            "/proc/8100/root/etc/passwd = root:x:0:0::/root:",
             "/proc/8100/cgroup = 0::/lxc/100/ns/system.slice/s.service",
             f"/proc/8100/environ = HOME=/{chr(92)}x00NCCL_P2P_DISABLE={int('nccl' in switches)}",
             "/proc/8100/fd/30 -> /dev/nvidia0",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trees
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import UnreadableError
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import read_gpus
+from ansible_collections.gpuhost.inference.plugins.module_utils._p2p_files import read_inside
 from ansible_collections.gpuhost.inference.plugins.module_utils._p2p_servers import (
     NCCL,
     REDUCE,
@@ -32,7 +35,9 @@ def process(
 ) -> str:
     lines = [
         f"/proc/{pid}/cmdline = {command.replace(' ', chr(92) + 'x00')}\\x00",
-        f"/proc/{pid}/status = Name:\\tpython3\\nPPid:\\t{parent}",
+        f"/proc/{pid}/status = Name:\\tpython3\\nPPid:\\t{parent}\\nUid:\\t100033\\t0",
+        f"/proc/{pid}/uid_map = 0 100000 65536",
+        f"/proc/{pid}/root/etc/passwd = root:x:0:0::/root:/bin/sh\\nchat:x:33:33:,:/srv/chat:",
         f"/proc/{pid}/cgroup = 0::{cgroup}",
     ]
     lines += [f"/proc/{pid}/environ = {env.replace(' ', chr(92) + 'x00')}\\x00"] if env else []
@@ -117,12 +122,113 @@ def test_others_that_hold_gpus_are_no_servers(servers: Callable[..., list[Server
     ("environment", "off"),
     [
         ({"NCCL_P2P_DISABLE": "1"}, True),
-        ({"NCCL_P2P_DISABLE": "0", "NCCL_P2P_LEVEL": "LOC"}, False),
+        ({"NCCL_P2P_DISABLE": " 0x1"}, True),
+        ({"NCCL_P2P_DISABLE": "01 "}, True),
+        ({"NCCL_P2P_DISABLE": "true"}, False),
+        ({"NCCL_P2P_DISABLE": "2"}, False),
+        ({"NCCL_P2P_DISABLE": "-1"}, False),
+        ({"NCCL_P2P_DISABLE": ""}, False),
+        ({"NCCL_P2P_DISABLE": "0", "NCCL_P2P_LEVEL": "LOC"}, True),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS"}, True),
         ({"NCCL_P2P_LEVEL": "LOC"}, True),
+        ({"NCCL_P2P_LEVEL": "0"}, True),
         ({"NCCL_P2P_LEVEL": "SYS"}, False),
+        ({"NCCL_P2P_LEVEL": "loc"}, False),
+        ({"NCCL_P2P_LEVEL": "10"}, False),
         ({"HOME": "/"}, False),
     ],
 )
 def test_switches_of_nccl(environment: dict[str, str], off: bool) -> None:
     assert nccl_is_off([None, environment]) is off
     assert nccl_is_off([None]) is None
+
+
+def test_the_nearest_process_counts_and_parents_for_what_it_does_not_set() -> None:
+    on, off = {"NCCL_P2P_DISABLE": "0"}, {"NCCL_P2P_DISABLE": "1"}
+    assert nccl_is_off([on, off]) is False
+    assert nccl_is_off([{"HOME": "/"}, off]) is True
+
+
+@pytest.mark.parametrize(
+    ("env", "file", "text", "off"),
+    [
+        ("HOME=/", "/etc/nccl.conf", "NCCL_P2P_DISABLE=1", True),
+        ("HOME=/", "/srv/chat/.nccl.conf", "NCCL_P2P_LEVEL=LOC", True),
+        ("HOME=/", "/root/.nccl.conf", "NCCL_P2P_DISABLE=1", False),  # of another user
+        ("HOME=/", "/etc/nccl.conf", "#NCCL_P2P_DISABLE=1", False),
+        ("NCCL_P2P_DISABLE=0", "/etc/nccl.conf", "NCCL_P2P_DISABLE=1", False),
+        ("NCCL_CONF_FILE=/x", "/etc/nccl.conf", "", None),
+        ("NCCL_CONF_FILE=/x NCCL_P2P_DISABLE=1", "/etc/nccl.conf", "", True),
+        ("HOME=/", "/etc/passwd", "root:x:0:0::/root:", None),  # by whom it runs is not known
+    ],
+)
+def test_files_of_nccl(
+    servers: Callable[..., list[Server]], env: str, file: str, text: str, off: bool | None
+) -> None:
+    main = process(7001, LAUNCH, 1, env=env)
+    [server] = servers(main, ranks(), f"/proc/7001/root{file} = {text}")
+    assert server.nccl_p2p_disable is off
+
+
+def test_a_file_of_nccl_that_is_a_link_may_say_anything(
+    servers: Callable[..., list[Server]],
+) -> None:
+    [server] = servers(process(7001, LAUNCH, 1), ranks(), "/proc/7001/root/etc/nccl.conf -> /x")
+    assert server.nccl_p2p_disable is None
+
+
+# ---- files of a container ---------------------------------------------------------------------
+
+OFF = "disable-custom-all-reduce: true"
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    """Return the root of process 7's container, with a file outside and a working folder in it."""
+    root = tmp_path / "proc/7/root"
+    (root / "srv").mkdir(parents=True)
+    (tmp_path / "proc/7/cwd").symlink_to(root / "srv")
+    (tmp_path / "outside").write_text("of the host")
+    (root / "srv/own").write_text("of the container")
+    return root
+
+
+@pytest.mark.parametrize("path", ["/srv/own", "own", "./own", "//srv/./own"])
+def test_a_plain_file_is_read(tmp_path: Path, inside: Path, path: str) -> None:
+    assert inside.exists()
+    assert read_inside(Reader(str(tmp_path)), 7, path) == b"of the container"
+    assert read_inside(Reader(str(tmp_path)), 7, f"{path}-not") is None
+
+
+def test_nothing_leads_out_and_nothing_acts(tmp_path: Path, inside: Path) -> None:
+    (inside / "absolute").symlink_to(tmp_path / "outside")
+    (inside / "relative").symlink_to("../../../outside")
+    (inside / "folder").symlink_to(tmp_path)
+    (inside / "within").symlink_to("srv")
+    os.mkfifo(inside / "pipe")
+    (inside / "big").write_bytes(bytes(1 << 17))
+    names = ["absolute", "relative", "folder/outside", "../../../outside", "within/own", "srv"]
+    for name in [*names, "pipe", "big", "srv/own/x", "x\0y", "x" * 300]:
+        with pytest.raises(UnreadableError, match="of process 7"):
+            read_inside(Reader(str(tmp_path)), 7, f"/{name}")
+    with pytest.raises(UnreadableError, match="process 8 could not be looked into"):
+        read_inside(Reader(str(tmp_path)), 8, "/srv/own")
+
+
+def test_another_file_system_is_not_read(tmp_path: Path, inside: Path) -> None:
+    """A file of procfs, as of sysfs, may act when it is read."""
+    (tmp_path / "proc/7/cwd").unlink()
+    (tmp_path / "proc/7/cwd").symlink_to("/proc/self")
+    assert inside.exists()
+    with pytest.raises(UnreadableError, match="no small file of its root"):
+        read_inside(Reader(str(tmp_path)), 7, "status")
+
+
+@pytest.mark.parametrize("config", ["/etc/chat.yaml", "chat.yaml"])
+def test_a_link_in_a_container_is_not_read_from_the_host(
+    servers: Callable[..., list[Server]], config: str
+) -> None:
+    launch = process(7001, LAUNCH.replace("/etc/chat.yaml", config), 1)
+    made = [f"/proc/7001/{at}/chat.yaml -> /etc/hostname" for at in ("root/etc", "cwd")]
+    [server] = servers(launch, ranks(), f"/etc/hostname = {OFF}", *made)
+    assert server.disable_custom_all_reduce is None
