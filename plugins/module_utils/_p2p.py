@@ -53,19 +53,24 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Re
 
 SAVED = "/var/lib/gpuhost/p2p.json"
 WAYS = ("write", "read")
+WORDS = ("right", "wrong", "failed", "untested")
 
 _VERSION = 1
 _SMI_SECONDS = 20.0  # it takes half a minute only when a GPU is ill
 _LOGGED_SECONDS = 0.5  # the IOMMU drivers print from a thread of their interrupt
 _HANGS_SECONDS = 5.0  # a copy takes milliseconds
+_OUTPUT_BYTES = 1 << 20  # of the test; a fifth of it is enough for 16 GPUs
+_LINE_CHARACTERS = 8192
+_REASON_CHARACTERS = 300
 _BY_ALARM = (-14, 142)  # SIGALRM, as `pct exec` passes it on: its own time limit
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GPU = re.compile(r"GPU(\d+)")
-_OF_BOOT = re.compile(r"(?:pci|iommu|amd_iommu|intel_iommu)(?:\.|=)")
+_OF_BOOT = re.compile(r"(?:pci|pcie_acs_override|iommu|amd_iommu|intel_iommu)(?:\.|=)")
+_REGISTRY = re.compile(r"^RegistryDwords(?:PerDevice)?: (.*\S)", re.MULTILINE)
 _NO_START = "no 'Linux version'"  # the one gap that a part of a log has to have
 
 Copy = tuple[str, str, str]  # from, to, way
-Answer = tuple[str, "str | None"]  # right, wrong, failed, untested; and why
+Answer = tuple[str, "str | None"]  # one of WORDS, and why
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,10 @@ class Basis:
     kernel: str | None
     driver: str | None
     dma_remap_peer_mmio: str | None
+    registry_dwords: tuple[str, ...]  # of the driver, where P2P is forced; the second by device
     parameters: tuple[str, ...]  # of the running kernel, about PCI and the IOMMU
     types: Mapping[str, str | None]  # of the GPUs' groups, by address
+    cards: Mapping[str, str]  # what card is at an address: vendor, device, subsystem
 
 
 @dataclass(frozen=True)
@@ -241,26 +248,32 @@ def run_test(
     if wish.vmid is not None:
         command = ["pct", "exec", str(wish.vmid), "--", *command]
     program = inspect.getsource(_p2p_probe).encode()
-    blocks: list[bytes] = []
+    output = bytearray()
     told = clock()
     error, hangs = None, False
     try:
         for block in run(command, seconds + 2, given=program):
-            blocks.append(block)
             told = clock()
+            output += block
+            if len(output) > _OUTPUT_BYTES:  # a container must not use up the host's memory
+                error = f"it was stopped, for it printed more than {_OUTPUT_BYTES >> 20} MiB"
+                break
     except GpuHostError as failure:
         error = str(failure).replace(json.dumps(task), "…")
         died = isinstance(failure, CommandError) and failure.code not in _BY_ALARM
         # one that was only stopped may have been at work
         hangs = died or clock() - told >= _HANGS_SECONDS
-    return parse_truth(b"".join(blocks).decode("utf-8", "replace"), error, hangs)
+    return parse_truth(output.decode("utf-8", "replace"), addresses, error, hangs)
 
 
-def parse_truth(text: str, error: str | None, hangs: bool) -> Truth:
+def parse_truth(text: str, addresses: Sequence[str], error: str | None, hangs: bool) -> Truth:
     """Take the lines of `_p2p_probe`; other output, such as a library's warnings, is left out.
+
+    They come out of a container: only what is known there counts, and its text is cut.
 
     Args:
         text: its output.
+        addresses: the GPUs it was to test.
         error: what ended it, `None` when nobody did.
         hangs: at its end it did not come any further.
     """
@@ -270,20 +283,23 @@ def parse_truth(text: str, error: str | None, hangs: bool) -> Truth:
     ended = False
     for line in text.splitlines():
         try:
-            told = json.loads(line)
-            for word in ("begin", "copy"):
-                if word in told:
-                    begun = _copy(told[word]), word
-            if "gpus" in told:
-                visible = [normalize_address(address) for address in told["gpus"]]
-            elif "result" in told:
-                copies[_copy(told["result"])] = told["result"]["word"], told["result"]["reason"]
-                begun = None
-            elif "error" in told:
-                error = told["error"]
-            ended = ended or "end" in told
-        except (ValueError, KeyError, TypeError, GpuHostError):
+            told = json.loads(line[:_LINE_CHARACTERS])
+        except (ValueError, RecursionError):
             continue
+        if not isinstance(told, dict):
+            continue
+        for step in ("begin", "copy", "result"):
+            copy = _copy(told.get(step), addresses)
+            if copy and step == "result":
+                copies[copy], begun = _answer(told[step]), None
+            elif copy:
+                begun = copy, step
+        if isinstance(told.get("gpus"), list):
+            seen = [str(address).lower() for address in told["gpus"]]
+            visible = [address for address in addresses if address in seen]
+        if "error" in told:
+            error = _reason(told["error"])
+        ended = ended or "end" in told
     if error is None and not ended:
         error = "it ended in the middle"
     if begun is not None and error is not None:
@@ -295,8 +311,28 @@ def parse_truth(text: str, error: str | None, hangs: bool) -> Truth:
     return Truth(visible, copies, error)
 
 
-def _copy(told: Mapping[str, str]) -> Copy:
-    return normalize_address(told["from"]), normalize_address(told["to"]), told["way"]
+def _copy(told: object, addresses: Sequence[str]) -> Copy | None:
+    """Return which copy is meant, `None` for none that was asked for."""
+    if not isinstance(told, dict):
+        return None
+    source, target, way = told.get("from"), told.get("to"), told.get("way")
+    if source in addresses and target in addresses and source != target and way in WAYS:
+        return str(source), str(target), str(way)
+    return None
+
+
+def _answer(told: Mapping[str, object]) -> Answer:
+    word = told.get("word")
+    if word not in WORDS:
+        return "untested", f"the test's word for it is not known: {_reason(word)}"
+    return str(word), None if word == "right" else _reason(told.get("reason"))
+
+
+def _reason(said: object) -> str:
+    """Return text of a container as one short line."""
+    text = said if isinstance(said, str) else "no text"
+    line = "".join(one if one.isprintable() else " " for one in text[:_REASON_CHARACTERS])
+    return " ".join(line.split())
 
 
 def answer_of(truth: Truth | None, copy: Copy) -> Answer:
@@ -343,7 +379,7 @@ def judge(
     """
     words = [(pair, way, getattr(pair, way)) for pair in pairs for way in WAYS]
     bad = [(pair, way) for pair, way, word in words if word in ("wrong", "failed")]
-    untested = [pair for pair, _way, word in words if word == "untested"]
+    untested = [pair for pair, _way, word in words if word != "right"]
     if bad:
         pair, way = bad[0]
         return "broken", (
@@ -401,7 +437,8 @@ def examine(
         GpuHostError: an option is wrong, or something needed for every answer is unreadable.
     """
     end = clock() + wish.timeout
-    gpus = _chosen(read_gpus(host), wish)
+    present = read_gpus(host)
+    gpus = _chosen(present, wish)
     addresses = [gpu.address for gpu in gpus]
     capability, problems = read_capability(addresses, run, lambda: max(0.1, end - clock()))
     truth: Truth | None = None
@@ -421,6 +458,16 @@ def examine(
     verdict, reason = judge(pairs, faults, unwatched)
     servers = [server for server in read_servers(host, gpus) if len(server.addresses) > 1]
     wanted = {"works": False, "broken": True, "unknown": None}[verdict]
+    kept: list[dict[str, Any]] = []
+    known = False
+    try:
+        known = any(
+            test.valid and test.vmid == wish.vmid and test.verdict != "unknown"
+            for test in saved(host, present)
+        )
+        kept = _read_kept(host)
+    except UnreadableError as failure:
+        problems.append(str(failure))
     return {
         "p2p": {
             "verdict": verdict,
@@ -437,7 +484,9 @@ def examine(
                 *fallback_problems(servers, wanted),
             ],
             "basis": asdict(read_basis(host, gpus)),
-        }
+        },
+        "kept": kept,
+        "worth_keeping": verdict != "unknown" or not known,
     }
 
 
@@ -475,16 +524,17 @@ def fallback_problems(servers: Iterable[Server], wanted: bool | None) -> Iterato
 def read_basis(host: Reader, gpus: Iterable[Gpu]) -> Basis:
     """Return what a verdict on these GPUs depends on; what cannot be read is `None`."""
     version = re.search(r"  (\d+\.[\d.]+)  ", _quietly(host, "/proc/driver/nvidia/version"))
-    remap = re.search(
-        r"^DmaRemapPeerMmio: (\S+)", _quietly(host, "/proc/driver/nvidia/params"), re.MULTILINE
-    )
+    options = _quietly(host, "/proc/driver/nvidia/params")
+    remap = re.search(r"^DmaRemapPeerMmio: (\S+)", options, re.MULTILINE)
     words = _quietly(host, "/proc/cmdline").split()
     return Basis(
         kernel=_quietly(host, "/proc/sys/kernel/osrelease") or None,
         driver=version[1] if version else None,
         dma_remap_peer_mmio=remap[1] if remap else None,
+        registry_dwords=tuple(_REGISTRY.findall(options)),
         parameters=tuple(word for word in words if _OF_BOOT.match(word)),
         types={gpu.address: gpu.iommu_group.type if gpu.iommu_group else None for gpu in gpus},
+        cards={gpu.address: f"{gpu.id} {gpu.subsystem_id or ''}".strip() for gpu in gpus},
     )
 
 
@@ -501,6 +551,13 @@ def saved(host: Reader, gpus: Sequence[Gpu]) -> list[Saved]:
     Raises:
         UnreadableError: they are there but cannot be understood.
     """
+    try:
+        return [_saved(host, gpus, test) for test in _read_kept(host)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableError(f"{SAVED} cannot be understood: {error!r}") from error
+
+
+def _read_kept(host: Reader) -> list[dict[str, Any]]:
     text = host.text(SAVED)
     if text is None:
         return []
@@ -508,25 +565,26 @@ def saved(host: Reader, gpus: Sequence[Gpu]) -> list[Saved]:
         kept = json.loads(text)
         if kept["version"] != _VERSION:
             raise UnreadableError(f"{SAVED} has version {kept['version']}: make the test again")
-        return [_saved(host, gpus, test) for test in kept["tests"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableError(f"{SAVED} cannot be understood: {error}") from error
+        return list(kept["tests"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableError(f"{SAVED} cannot be understood: {error!r}") from error
 
 
 def _saved(host: Reader, gpus: Sequence[Gpu], test: Mapping[str, Any]) -> Saved:
     addresses = tuple(test["addresses"])
     now = asdict(read_basis(host, [gpu for gpu in gpus if gpu.address in addresses]))
-    then = {**test["basis"], "parameters": tuple(test["basis"]["parameters"])}
+    then = test["basis"]
     changed = [
         f"{name.replace('_', ' ')} was {_shown(then[name])} then, and is {_shown(now[name])}"
-        for name in ("kernel", "driver", "dma_remap_peer_mmio", "parameters")
-        if then[name] != now[name]
+        for name in ("kernel", "driver", "dma_remap_peer_mmio", "registry_dwords", "parameters")
+        if _shown(then[name]) != _shown(now[name])
     ]
     changed += [
-        f"the type of the group of {address} was {then['types'][address]} then, and is "
-        f"{now['types'].get(address) or 'not known'}"
+        f"{what} {address} was {_shown(then[name][address])} then, and is "
+        f"{_shown(now[name].get(address))}"
+        for name, what in (("types", "the type of the group of"), ("cards", "the card at"))
         for address in addresses
-        if now["types"].get(address) != then["types"][address]
+        if now[name].get(address) != then[name][address]
     ]
     return Saved(
         verdict=str(test["verdict"]),
@@ -540,6 +598,6 @@ def _saved(host: Reader, gpus: Sequence[Gpu], test: Mapping[str, Any]) -> Saved:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, (list, tuple)):
         return " ".join(value) or "empty"
     return "not known" if value is None else str(value)

@@ -190,15 +190,34 @@ p2p:
     basis:
       description:
         - What the verdict depends on. When any of it changes, test again. C(types) are of the
-          IOMMU groups, C(parameters) those of the running kernel about PCI and IOMMU.
+          IOMMU groups, C(cards) the cards' vendor, device and subsystem, C(parameters) those of the
+          running kernel about PCI and IOMMU, C(dma_remap_peer_mmio) and C(registry_dwords) those of
+          the driver.
       returned: success
       type: dict
       sample:
+        cards: {"0000:41:00.0": "10de:2bb5 10de:204e", "0000:42:00.0": "10de:2bb5 10de:204e"}
         dma_remap_peer_mmio: "1"
         driver: 580.126.09
         kernel: 6.14.11-4-pve
         parameters: [iommu=pt]
+        registry_dwords: ['""', '""']
         types: {"0000:41:00.0": DMA-FQ, "0000:42:00.0": DMA-FQ}
+kept:
+  description:
+    - The tests that the playbook C(check_p2p) kept in C(/var/lib/gpuhost/p2p.json) before this one,
+      each as RV(p2p).
+  returned: success
+  type: list
+  elements: dict
+  sample: []
+worth_keeping:
+  description:
+    - Whether this test may replace those in RV(kept) that were made in the same place. V(false)
+      when it is V(unknown) and one of them is not and still holds.
+  returned: success
+  type: bool
+  sample: true
 """
 
 from ansible.module_utils.basic import AnsibleModule

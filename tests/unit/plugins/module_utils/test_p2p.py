@@ -66,7 +66,7 @@ def test_output_without_a_matrix(text: str) -> None:
 class Commands:
     """Answers commands by a word in them; an answer that is an error is raised after its output."""
 
-    def __init__(self, **answers: str | GpuHostError) -> None:
+    def __init__(self, **answers: str | GpuHostError | Iterator[bytes]) -> None:
         self.answers = answers
         self.seen: list[list[str]] = []
         self.given = b""
@@ -83,7 +83,7 @@ class Commands:
         if isinstance(answer, GpuHostError):
             yield getattr(answer, "output", b"")
             raise answer
-        yield answer.encode()
+        yield from [answer.encode()] if isinstance(answer, str) else answer
 
 
 INDEX = "0, 00000000:42:00.0\n1, 00000000:41:00.0\n"  # not in the order of the bus
@@ -160,21 +160,42 @@ def test_a_crash_in_a_copy_condemns_it_and_keeps_what_was_learned() -> None:
     first, second = name(A, B, "write"), name(A, B, "read")
     right = {"result": {**first, "word": "right", "reason": None}}
     begun = lines({"gpus": [A, B]}, {"begin": first}, {"copy": first}, right, {"begin": second})
-    truth = parse_truth(begun + lines({"copy": second}) + '{"resu', "python3 failed (-9): ", True)
+    last = begun + lines({"copy": second}) + '{"resu'
+    truth = parse_truth(last, [A, B], "python3 failed (-9): ", True)
     assert truth.copies[A, B, "write"] == ("right", None)
     assert truth.copies[A, B, "read"][0] == "failed"
     # before the copy, no peer had a part in it
-    truth = parse_truth(begun, "python3 was stopped after 60 s", True)
+    truth = parse_truth(begun, [A, B], "python3 was stopped after 60 s", True)
     assert truth.copies[A, B, "read"] == (
         "untested",
         "what precedes the copy did not end: python3 was stopped after 60 s",
     )
-    assert parse_truth(begun, None, False).error == "it ended in the middle"
+    assert parse_truth(begun, [A, B], None, False).error == "it ended in the middle"
 
 
-@pytest.mark.parametrize("text", ["7\n", "null\n", '{"result": 1}\n', '{"begin": {"from": "x"}}\n'])
+C = "0000:43:00.0"
+NAMED = '{"result": {"from": "%s", "to": "%s", "way": %s, "word": "right", "reason": null}}\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7\n",
+        "null\n",
+        '"gpus begin end"\n',
+        '{"result": 1}\n',
+        '{"begin": {"from": "x"}}\n',
+        "[" * 100_000 + "\n",
+        NAMED % (A, C, '"read"'),
+        NAMED % (A, A, '"read"'),
+        NAMED % (A, B, '"banana"'),
+        NAMED % (A, B, '["read"]'),
+        NAMED.replace('"%s", "to"', '["%s"], "to"') % (A, B, '"read"'),
+    ],
+)
 def test_lines_of_others_are_left_out(text: str) -> None:
-    assert parse_truth(text, "gone", True).copies == {}
+    truth = parse_truth(text, [A, B], "gone", True)
+    assert (truth.copies, truth.visible, truth.error) == ({}, None, "gone")
 
 
 # ---- the whole --------------------------------------------------------------------------------
@@ -187,7 +208,7 @@ def host(
     """Examine a host; `log` is its ring before and after the test."""
 
     def run(
-        output: str | GpuHostError,
+        output: str | GpuHostError | Iterator[bytes],
         *,
         log: tuple[Sequence[str], Sequence[str]] = ((OLD,), (OLD,)),
         more: str = "",
@@ -220,6 +241,7 @@ def host(
             )
         finally:
             shutil.rmtree(root)
+        run.answer = answer  # type: ignore[attr-defined]
         p2p: dict[str, Any] = answer["p2p"]
         return p2p
 
@@ -263,6 +285,30 @@ def test_one_copy_that_is_not_right_is_enough(
     assert p2p["verdict"] == verdict
     assert "1 of 4 copies" in p2p["reason"]
     assert "bad" in p2p["reason"]
+
+
+@pytest.mark.parametrize("word", ["banana", "", None, 1, ["right"], {"right": 1}])
+def test_only_known_words_are_believed(host: Callable[..., Any], word: Any) -> None:
+    p2p = host(results(A_B_read=word))
+    assert p2p["verdict"] == "unknown"
+    assert "1 of 4 copies were not tested" in p2p["reason"]
+    assert p2p["pairs"][0]["read"] == "untested"
+
+
+@pytest.mark.parametrize("reason", [["a"], {"a": 1}, "x" * 5000, "\x1b[2J\nx\u202e"])
+def test_text_of_a_container_is_one_short_line(host: Callable[..., Any], reason: Any) -> None:
+    p2p = host(results("wrong", reason) + lines({"error": reason}))
+    assert p2p["verdict"] == "broken"
+    assert len(p2p["reason"]) < 800
+    assert all(text.isprintable() for text in (p2p["reason"], *p2p["problems"]))
+
+
+@pytest.mark.parametrize("output", [b"x" * 65536, (results() + " " * 65536).encode()])
+def test_output_without_end_is_stopped(host: Callable[..., Any], output: bytes) -> None:
+    taken = itertools.count()
+    p2p = host(output for _block in itertools.takewhile(lambda at: at < 99, taken))
+    assert next(taken) < 20
+    assert "more than 1 MiB" in p2p["problems"][0]
 
 
 def test_right_data_with_a_new_fault_is_broken(host: Callable[..., Any]) -> None:
@@ -445,13 +491,22 @@ def test_it_holds_while_nothing_changes(kept: Path) -> None:
         ("proc/driver/nvidia/version", "", "driver was 580.126.09 then, and is not known"),
         ("proc/driver/nvidia/params", "DmaRemapPeerMmio: 1", "mmio was not known then, and is 1"),
         ("proc/cmdline", "quiet iommu=pt", "parameters was amd_iommu=on then, and is iommu=pt"),
+        ("proc/driver/nvidia/params", 'RegistryDwords: "F=1"\n', 'was empty then, and is "F=1"'),
+        ("proc/driver/nvidia/params", 'RegistryDwordsPerDevice: "p"\n', "dwords was empty then"),
+        (
+            "proc/cmdline",
+            "amd_iommu=on pcie_acs_override=downstream",
+            "parameters was amd_iommu=on",
+        ),
         ("sys/kernel/iommu_groups/43/type", "identity", f"{B} was DMA-FQ then, and is identity"),
+        ("sys/bus/pci/devices/DEVICE/device", "0x2bb1", f"the card at {B} was 10de:"),
+        ("sys/bus/pci/devices/DEVICE/subsystem_device", "0x1234", f"the card at {B} was 10de:"),
     ],
 )
 def test_it_ends_when_what_it_depends_on_changes(
     kept: Path, file: str, text: str, said: str
 ) -> None:
-    (kept / file).write_text(text)
+    (kept / file.replace("DEVICE", B)).write_text(text)
     [test] = read(kept)
     assert not test.valid
     assert said in test.changed[0]
@@ -461,6 +516,37 @@ def test_another_group_or_a_word_about_nothing_does_not_end_it(kept: Path) -> No
     (kept / "sys/kernel/iommu_groups/60/type").write_text("identity")
     (kept / "proc/cmdline").write_text("quiet amd_iommu=on")
     assert read(kept)[0].valid
+
+
+@pytest.mark.parametrize(
+    ("then", "vmid", "word", "worth"),
+    [
+        ("broken", None, "untested", False),
+        ("works", None, "untested", False),
+        ("broken", None, "right", True),
+        ("unknown", None, "untested", True),
+        ("broken", 100, "untested", True),  # elsewhere
+    ],
+)
+def test_not_knowing_does_not_replace_what_is_known(
+    host: Callable[..., Any], then: str, vmid: int | None, word: str, worth: bool
+) -> None:
+    earlier = {**json.loads(json.dumps(host(results()))), "verdict": then, "vmid": vmid}
+    file = json.dumps({"version": 1, "tests": [earlier]}).replace("\\", "\\\\")
+    host(results(word), more=f"{SAVED} = {file}")
+    answer = host.answer  # type: ignore[attr-defined]
+    assert (answer["worth_keeping"], answer["kept"]) == (worth, [earlier])
+    earlier["basis"]["kernel"] = "6.2.0"
+    file = json.dumps({"version": 1, "tests": [earlier]}).replace("\\", "\\\\")
+    host(results(word), more=f"{SAVED} = {file}")
+    assert host.answer["worth_keeping"] is True  # type: ignore[attr-defined]
+
+
+def test_a_file_that_is_not_understood_is_said_and_replaced(host: Callable[..., Any]) -> None:
+    problems = host(results(), more=f"{SAVED} = {{}}")["problems"]
+    assert "p2p.json cannot be understood" in problems[0]
+    answer = host.answer  # type: ignore[attr-defined]
+    assert (answer["worth_keeping"], answer["kept"]) == (True, [])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 2}', '{"version": 1, "tests": [{}]}'])
