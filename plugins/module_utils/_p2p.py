@@ -561,13 +561,10 @@ def _read_kept(host: Reader) -> list[dict[str, Any]]:
     text = host.text(SAVED)
     if text is None:
         return []
-    try:
-        kept = json.loads(text)
-        if kept["version"] != _VERSION:
-            raise UnreadableError(f"{SAVED} has version {kept['version']}: make the test again")
-        return list(kept["tests"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableError(f"{SAVED} cannot be understood: {error!r}") from error
+    kept = json.loads(text)
+    if kept["version"] != _VERSION:
+        raise UnreadableError(f"{SAVED} has version {kept['version']}: make the test again")
+    return list(kept["tests"])
 
 
 def _saved(host: Reader, gpus: Sequence[Gpu], test: Mapping[str, Any]) -> Saved:
