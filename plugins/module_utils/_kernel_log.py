@@ -18,6 +18,7 @@ import gzip
 import heapq
 import lzma
 import os
+import re
 import stat
 import time
 import zlib
@@ -45,7 +46,9 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._log_source impo
     Source,
     grep_pattern,
     is_kmsg,
+    message_start,
     pcre_pattern,
+    promising,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -53,6 +56,8 @@ _BLOCK = 1 << 16
 _MERGE_WINDOW = 4096  # records; two readers of one ring disagree about order by far less
 _FILE_SECONDS = 3600.0  # for grep on a saved log; a disk reads hundreds of GB in that time
 _GREP_MEMORY = 256 << 20  # it holds whole lines, and a file of zeros is one line
+_OFFSET = re.compile(rb"^(\d+):(?=( ?))", re.MULTILINE)
+_LONGEST_OFFSET = 24  # with the colon and a blank
 _Unpacker = Union[lzma.LZMADecompressor, bz2.BZ2Decompressor]
 _PACKED = {b"\x28\xb5\x2f\xfd": "zstd -d", b"\x04\x22\x4d\x18": "lz4 -d", b"PK\x03\x04": "unzip"}
 
@@ -363,13 +368,55 @@ def _grep(path: str) -> Iterator[bytes]:
         "LC_ALL=C",
         "grep",
         "-a",
+        "-b",
         "-E",
         "-e",
         pattern,
         "--",
         str(Path(path).absolute()),
     ]
-    return stream(command, _FILE_SECONDS, good=(0, 1), memory=_GREP_MEMORY)
+    blocks = stream(command, _FILE_SECONDS, good=(0, 1), memory=_GREP_MEMORY)
+    return _with_first_lines(path, blocks)
+
+
+def _with_first_lines(path: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Take away the offsets that grep wrote, and add what tells whose message a line belongs to.
+
+    Before a line that begins with blanks comes the nearest one that does not, if grep left it out.
+    """
+    rest, within, known = b"", False, 0  # within a line of which some was passed on
+    for block in blocks:
+        data = rest + block
+        end = data.rfind(b"\n") + 1
+        if len(data) - end > _LONGEST_OFFSET:
+            end = len(data)
+        rest, data, made = data[end:], data[:end], []
+        last = (data.find(b"\n") + 1 or len(data)) if within else 0
+        made.append(data[:last])
+        for found in _OFFSET.finditer(data, last):
+            made.append(data[last : found.start()])
+            last = found.end()
+            if found[2]:
+                made.append(_first_line(path, known, int(found[1])))
+                known = int(found[1])
+        made.append(data[last:])
+        within = not data.endswith(b"\n") if data else within
+        yield b"".join(made)
+    yield rest
+
+
+def _first_line(path: str, known: int, offset: int) -> bytes:
+    """Return the last line before `offset` that does not begin with blanks, if grep left it out.
+
+    It is empty when there is none behind `known`.
+    """
+    begin = max(known, offset - _BLOCK)
+    part = _piece(path, begin, offset - begin)
+    at = message_start(part)
+    if at <= 0 and begin > known:
+        raise CommandError("the line before is too far away", 1, "")
+    line = part[at:].partition(b"\n")[0] + b"\n" if at >= 0 else b""
+    return b"" if list(promising(line)) else line
 
 
 def _count_lines(path: str) -> int:
@@ -387,10 +434,15 @@ def _last_line(path: str) -> bytes:
 
 
 def _tail(path: str) -> bytes:
+    return _piece(path, -_BLOCK, _BLOCK)
+
+
+def _piece(path: str, begin: int, size: int) -> bytes:
+    """Read so many bytes of a file; `begin` is below zero when it is counted from the end."""
     try:
         with Path(path).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _BLOCK))
-            return file.read(_BLOCK)
+            file.seek(max(0, begin if begin >= 0 else os.fstat(file.fileno()).st_size + begin))
+            return file.read(size)
     except OSError as error:
         raise GpuHostError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -258,25 +258,17 @@ class Source:
                 noted, known = any(word in part for word in _NOTED), 0
                 for start, line in promising(part):
                     if line.startswith(b" "):
-                        if not whole:
-                            raise CommandError("what this line belongs to was left out", 1, "")
                         self._find_first_line(part[known:start])
                         known = start
                     record = self._take(line, noted)
                     if record is not None:
                         yield record
-                if whole:
-                    self._find_first_line(part[known:])
+                self._find_first_line(part[known:])
 
     def _find_first_line(self, part: bytes) -> None:
-        """Keep the last line that does not begin with blanks, if there is one."""
-        end = len(part)
-        while end > 0:
-            start = part.rfind(b"\n", 0, end - 1) + 1
-            if part[start : start + 1] not in (b" ", b"\n", b"\r"):
-                self._first_line = part[start : min(end, start + 2 * _LONGEST_TEXT)]
-                return
-            end = start
+        at = message_start(part)
+        if at >= 0:
+            self._first_line = part[at:].partition(b"\n")[0][: 2 * _LONGEST_TEXT]
 
     def _cut(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Cut blocks behind line ends; of a line that is too long only the beginning is given."""
@@ -425,6 +417,17 @@ class Source:
         found = _SUPPRESSED.search(record.text)
         if found:
             self._suppressed[found[1] or "the driver"] += int((found[2] or "1")[:12])
+
+
+def message_start(part: bytes) -> int:
+    """Return where the last line begins that does not begin with blanks, -1 if there is none."""
+    end = len(part)
+    while end > 0:
+        start = part.rfind(b"\n", 0, end - 1) + 1
+        if part[start : start + 1] not in (b" ", b"\n", b"\r"):
+            return start
+        end = start
+    return -1
 
 
 def is_kmsg(whole: bytes) -> bool | None:

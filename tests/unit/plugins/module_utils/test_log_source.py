@@ -119,6 +119,49 @@ def test_grep_and_python_read_the_same(lines: list[bytes], end: bytes) -> None:
         assert source.complete >= by_python.complete
 
 
+TOLD = b"Nov 29 14:15:13 pve kernel: NVRM: The NVIDIA GPU 0000:c7:00.0"
+FURTHER = b"      NVRM: a further line"
+PROGRAM = b"Nov 29 14:15:13 pve python3[77]: it said"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        pytest.param([TOLD, FURTHER, FURTHER], 3, id="of the kernel's message"),
+        pytest.param([TOLD, PROGRAM, FURTHER, b"      x", FURTHER], 1, id="of a program's"),
+        pytest.param([TOLD, PROGRAM, *[b"      x"] * SMALL, FURTHER], 1, id="far away"),
+        pytest.param([TOLD, PROGRAM + b"x" * SMALL, FURTHER], 1, id="long"),
+        pytest.param([TOLD, FURTHER, PROGRAM, FURTHER, TOLD, FURTHER], 4, id="in turns"),
+        pytest.param([FURTHER, PROGRAM, FURTHER], 1, id="none before"),
+        pytest.param(
+            [b"\n" * 2 * SMALL, b"6,0,0,-;Linux version 6", b"4,1,9,-;NVRM"], 2, id="kmsg"
+        ),
+        pytest.param([TOLD, b"y" * 70000, b"7: " + FURTHER, FURTHER], 3, id="like grep's"),
+    ],
+)
+def test_whose_further_lines_are_is_known_to_both(
+    tmp_path: Path, lines: list[bytes], found: int
+) -> None:
+    log = tmp_path / "kern.log"
+    log.write_bytes(b"\n".join(lines) + b"\n")
+    expected, by_python = plain(str(log))
+    records, source = quick(str(log))
+    assert records == expected
+    assert len(records) == found
+    assert facts(source) == facts(by_python)
+
+
+@pytest.mark.parametrize("size", [1, 3, 30, 1000])
+def test_the_offsets_of_grep_are_taken_away(tmp_path: Path, size: int) -> None:
+    log = tmp_path / "kern.log"
+    lines = [TOLD, PROGRAM, FURTHER, b"7: NVRM", b"NVRM " * 40, FURTHER]
+    log.write_bytes(b"\n".join(lines) + b"\n")
+    said = b"0:%s\n105:%s\n132:%s\n140:%s\n341:%s\n" % (TOLD, *lines[2:])
+    blocks = [said[at : at + size] for at in range(0, len(said), size)]
+    made = b"".join(_kernel_log._with_first_lines(str(log), blocks))
+    assert made == log.read_bytes()
+
+
 @pytest.mark.parametrize("given_before", [0, 1, 2])
 def test_when_grep_fails_python_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_before: int
