@@ -179,7 +179,8 @@ RULES = (
         "warning",
         _trial_armed,
         "The next boot tries other IOMMU group types on these GPUs, whoever reboots the host.",
-        "Run the playbook identity_trial, or take it back: iommu_trial with state: absent.",
+        "If nobody is about to reboot into it, take it back: ansible HOST -b -m "
+        "gpuhost.inference.iommu_trial -a state=absent. Then identity_trial may begin anew.",
         "iommu_trial",
     ),
     Rule(
@@ -188,8 +189,8 @@ RULES = (
         _trial_running,
         "This boot tries IOMMU group types that the layout does not have, and the host reboots by "
         "itself unless somebody confirms it.",
-        "Look at the health of the GPUs, then reboot, or confirm it: iommu_trial with state: "
-        "confirmed.",
+        "Look at the health of the GPUs, then reboot, or stay: ansible HOST -b -m "
+        "gpuhost.inference.iommu_trial -a state=confirmed.",
         "iommu_trial",
     ),
     Rule(

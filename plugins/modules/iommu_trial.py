@@ -84,17 +84,23 @@ EXAMPLES = r"""
   gpuhost.inference.iommu_trial:
     addresses: ["0000:41:00.0", "0000:42:00.0"]
 
-- name: Reboot (the role host_reboot asks before it does)
-  ansible.builtin.reboot:
+- name: Reboot into it, which the role refuses while guests of others run
+  ansible.builtin.include_role:
+    name: gpuhost.inference.host_reboot
+  vars:
+    host_reboot_allowed: true
+    host_reboot_always: true
+    host_reboot_trial: true
 
-- name: Look whether they came up
+- name: Look whether they came up, once something has opened them
   gpuhost.inference.gpu_health_info:
+    addresses: ["0000:41:00.0", "0000:42:00.0"]
   register: judged
 
 - name: Stay in this boot if they did; otherwise it ends by itself
   gpuhost.inference.iommu_trial:
     state: confirmed
-  when: judged.gpus | selectattr('fsp', 'eq', 'failed') | length == 0
+  when: judged.gpus | rejectattr('verdict', 'eq', 'healthy') | length == 0
 
 - name: Change your mind before the reboot
   gpuhost.inference.iommu_trial:
@@ -133,7 +139,7 @@ trial:
       type: dict
       sample: {"0000:41:00.0": "10de:2bb5"}
     accept:
-      description: The guards lifted for it.
+      description: The guards lifted for it; V(fsp-identity) always is.
       returned: success
       type: list
       elements: str
@@ -169,7 +175,7 @@ trial:
       type: str
       sample: null
     outcome:
-      description: How it ended, V(null) before.
+      description: How it ended, in words; V(null) before.
       returned: success
       type: str
       sample: null
