@@ -87,13 +87,15 @@ class Kind:
         class_: what it means; see the documentation of gpu_health_info.
         phase: `start` for messages of an attempt to start a GPU (they mostly have no address),
             `probe` for those before a driver is bound, `event` for all that stand for themselves.
-        pattern: searched in the text of a message; `None` where code below decides.
+        pattern: of the text of a message; `None` where code elsewhere decides.
         ladder: the names in `RUNGS` that may help, from where this kind is known to react.
         advice: what the ladder doesn't tell.
         source: who prints the message.
         vague: it tells that something failed, not what.
         verdict: on a GPU with it, where it differs from its class.
         meaning: likewise.
+        by: who says it, groups of `SPEAKER`. Behind `nvrm` the pattern is searched, for there names
+            of functions come first; what the driver of a device says begins with it.
         flood: it harms nobody unless it is logged so often in one hour of the log.
     """
 
@@ -107,6 +109,7 @@ class Kind:
     vague: bool = False
     verdict: str = ""
     meaning: str = ""
+    by: tuple[str, ...] = ("nvrm",)
     flood: int = 0
 
 
@@ -126,11 +129,12 @@ KINDS = (
         "firmware-not-loaded",
         "fw_missing",
         "start",
-        r"(?:loading|firmware load for) \S*nvidia/\S+ failed with error -\d+"
+        r"(?:loading|(?:Direct )?firmware load for) [^ ]{0,64}nvidia/\S+ failed with error -\d+"
         r"|RmFetchGspRmImages: No firmware image found|version mismatch: got version",
         ("driver",),
         REINSTALL,
         "drivers/base/firmware_loader, and osinit.c of the driver",
+        by=("nvrm", "device"),
     ),
     _fsp("fsp-response", "fsp_failed", r"FSP response reported error"),
     _fsp("fsp-command-timeout", "fsp_timeout", r"FSP (?:async )?command timed out"),
@@ -144,11 +148,12 @@ KINDS = (
         "fsp-other-driver",
         "fsp_failed",
         "event",
-        r"(?:nouveau|NovaCore) \S+ .*(?:NVDM command \w+ failed with error|FSP response error"
+        r"(?:fsp: )?(?:NVDM command \w+ failed with error|FSP response error"
         r"|FSP secure boot completion error)",
         _FROM_POWER_OFF,
         SLOT_POWER,
         "drivers/gpu/drm/nouveau/nvkm/subdev/fsp, drivers/gpu/nova-core/fsp.rs",
+        by=("device",),
     ),
     _fsp("fsp-boot-commands", "fsp_failed", r"FSP boot cmds failed\. RM cannot boot", vague=True),
     _gsp("gsp-fmc", r"GSP-FMC reported an error|Fatal GSP-FMC Error"),
@@ -162,7 +167,7 @@ KINDS = (
         r"failed to (?:execute|prepare interface data for) (?:Booter|FWSEC)"
         r"|Booter failed with non-zero|FWSEC failed to process boot command",
     ),
-    _gsp("gsp-init", r"Xid \([^)]*\): 143\b"),
+    _gsp("gsp-init", r"Xid \([^()]{0,64}\): 143\b"),
     Kind(
         "wpr2-already-up",
         "stale_wpr2",
@@ -203,6 +208,7 @@ KINDS = (
         _FROM_REBOOT,
         POWER_POLICY,
         "drivers/pci/pci.c",
+        by=("device",),
     ),
     Kind(
         "rpc-gpu-lost",
@@ -249,6 +255,7 @@ KINDS = (
         NO_RESET,
         "drivers/vfio/pci/vfio_pci_config.c",
         meaning="a guest finds it reset again and again",
+        by=("device",),
         flood=8,  # a start of a guest makes a few
     ),
     Kind(
@@ -324,15 +331,28 @@ KINDS = (
 )
 BY_ID = {kind.id: kind for kind in KINDS}
 RANK = {kind.id: rank for rank, kind in enumerate(KINDS)}
-_PATTERNS = [(kind, re.compile(kind.pattern)) for kind in KINDS if kind.pattern]
-_ANY = re.compile("|".join(pattern.pattern for _kind, pattern in _PATTERNS))
+_PATTERNS = {
+    by: [(kind, re.compile(kind.pattern)) for kind in KINDS if kind.pattern and by in kind.by]
+    for by in ("nvrm", "device")
+}
+_ANY = {
+    by: re.compile("|".join(pattern.pattern for _kind, pattern in patterns))
+    for by, patterns in _PATTERNS.items()
+}
 
 
-def matching(text: str) -> Kind | None:
-    """Return the first row of the table whose pattern is in the text of a message."""
-    if not _ANY.search(text):
+def said(text: str) -> Kind | None:
+    """Return the first row of the table whose pattern is in a message of NVIDIA's driver."""
+    if not _ANY["nvrm"].search(text):
         return None
-    return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), None)
+    return next((kind for kind, pattern in _PATTERNS["nvrm"] if pattern.search(text)), None)
+
+
+def said_of_device(text: str, at: int) -> Kind | None:
+    """Return the first row of the table whose pattern a driver's message has from `at` on."""
+    if not _ANY["device"].match(text, at):
+        return None
+    return next((kind for kind, pattern in _PATTERNS["device"] if pattern.match(text, at)), None)
 
 
 def remedy(advice: str, ladder: tuple[str, ...]) -> str:

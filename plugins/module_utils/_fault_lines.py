@@ -4,9 +4,9 @@
 
 # Note that this module util is private to the collection: it may change at any time.
 
-"""Messages of the PCI core and of the IOMMU drivers, taken apart.
+"""Who speaks in a message; and those of the PCI core and of the IOMMU drivers, taken apart.
 
-They are about any device; whether it is a GPU, or a bridge above one, is decided elsewhere.
+The latter are about any device; whether it is a GPU, or a bridge above one, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from functools import lru_cache
 
 BDF = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _SHORT = r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"  # as the IOMMU drivers write it
-BY_DRIVER = re.compile(rf"([\w-]+) ({BDF}): ")
+# Who says something: what a message begins with, for any user can have a whole message of a driver
+# quoted in another (a mount option in a user namespace, the name of a USB device)
+SPEAKER = re.compile(
+    r"(?P<nvrm>NVRM:?\s+(?:GPU(?P<instance>\d{1,4})\s)?)"
+    rf"|(?P<device>(?P<driver>[\w-]{{1,64}}) (?P<address>{BDF}): )"
+    r"|(?P<iommu>(?=AMD-Vi: |DMAR: |arm-smmu)|iommu \w{1,64}: (?=AMD-Vi: ))"
+    r"|(?P<firmware>(?=\{\d{1,9}\}\[Hardware Error\]:))"
+    r"|(?P<drm>\[drm[\]:])"
+    r"|(?P<task>INFO: task )"
+    r"|(?P<stack>\s+(?:\[<\S{1,64}>\] )?(?:\? )?(?=nv_pci_remove))"
+    r"|(?P<other>(?=nvidia(?!-nvswitch)[\w-]{0,64}: |vfio_bar_restore: ))"
+)
 
 
 @lru_cache(maxsize=1024)
@@ -34,19 +45,16 @@ def full_address(address: str) -> str:
 # -- PCIe errors (drivers/pci/pcie/aer.c, dpc.c, err.c; drivers/firmware/efi/cper.c) ---------------
 
 _SEVERITY = r"(?P<severity>(?:Un)?[Cc]orrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
+# all but the last are looked for behind the driver and the device
 _RECEIVED = re.compile(
     rf"AER: (?:Multiple )?{_SEVERITY} error (?:received:|message received from) (?P<device>{BDF})"
 )
-_DETAIL = re.compile(rf"(?P<device>{BDF}): (?:AER: )?PCIe Bus Error: severity={_SEVERITY}")
-_CONTAINED = re.compile(
-    rf"(?P<device>{BDF}): DPC: containment event(?:.* received from (?P<source>{BDF}))?"
-)
-_RECOVERED = re.compile(rf"(?P<device>{BDF}): AER: device recovery successful")
-_FAILED = re.compile(
-    rf"(?P<device>{BDF}): AER: (?:device recovery|subordinate device reset) failed"
-)
-_UNRECOVERED = re.compile(rf"(?P<device>{BDF}): (?:AER: )?can't recover \(no error_detected")
-_MAKER = re.compile(rf"(?P<device>{BDF}): +(?:AER: +)?device \[(?P<vendor>[0-9a-f]{{4}}):")
+_DETAIL = re.compile(rf"(?:AER: )?PCIe Bus Error: severity={_SEVERITY}")
+_CONTAINED = re.compile(rf"DPC: containment event(?:.* received from (?P<source>{BDF}))?")
+_RECOVERED = re.compile(r"AER: device recovery successful")
+_FAILED = re.compile(r"AER: (?:device recovery|subordinate device reset) failed")
+_UNRECOVERED = re.compile(r"(?:AER: )?can't recover \(no error_detected")
+_MAKER = re.compile(r" *(?:AER: +)?device \[(?P<vendor>[0-9a-f]{4}):")
 _OTHERS = {
     "link-contained": _CONTAINED,
     "recovered": _RECOVERED,
@@ -55,7 +63,7 @@ _OTHERS = {
     "vendor": _MAKER,
 }
 _FIRMWARE = re.compile(
-    r"\{\d+\}\[Hardware Error\]:\s+(?:event severity: (?P<severity>\w+)"
+    r"\{\d{1,9}\}\[Hardware Error\]:\s+(?:event severity: (?P<severity>\w+)"
     rf"|device_id: (?P<device>{BDF})|vendor_id: 0x(?P<vendor>[0-9a-f]{{4}}))"
 )
 _KINDS = {
@@ -87,31 +95,38 @@ class PcieLine:
     value: str = ""
 
 
-def pcie_line(text: str) -> PcieLine | None:
-    """Take a message about PCIe apart, `None` when it is another."""
-    if "[Hardware Error]" in text:
+def pcie_line(text: str, speaker: re.Match[str]) -> PcieLine | None:
+    """Take a message about PCIe apart, `None` when it is another.
+
+    Args:
+        text: the message.
+        speaker: who says it, found by `SPEAKER`.
+    """
+    if speaker["firmware"] is not None:
         return _by_firmware(text)
     if not any(
         word in text for word in ("AER:", "PCIe Bus Error", "DPC:", "status/mask", "can't r")
     ):
         return None
-    received = _RECEIVED.search(text)
-    detail = None if received else _DETAIL.search(text)
-    found = received or detail
-    if found:
-        return PcieLine(_kind(found["severity"]), full_address(found["device"]), bool(detail))
+    at, device = speaker.end(), full_address(speaker["address"])
+    received = _RECEIVED.match(text, at)
+    if received:
+        return PcieLine(_kind(received["severity"]), full_address(received["device"]))
+    detail = _DETAIL.match(text, at)
+    if detail:
+        return PcieLine(_kind(detail["severity"]), device, detail=True)
     for what, pattern in _OTHERS.items():
-        found = pattern.search(text)
+        found = pattern.match(text, at)
         if found:
             groups = found.groupdict()
             value = groups.get("vendor") or full_address(groups.get("source") or "")
-            return PcieLine(what, full_address(found["device"]), value=value)
+            return PcieLine(what, device, value=value)
     return None
 
 
 def _by_firmware(text: str) -> PcieLine | None:
     """Take a line of an error that the firmware saw first; its lines share a number in braces."""
-    found = _FIRMWARE.search(text)
+    found = _FIRMWARE.match(text)
     if not found:
         return None
     if found["device"]:
@@ -139,17 +154,16 @@ _INTEL = re.compile(
     r"(?:.*fault addr (?P<place>(?:0x)?[0-9a-f]+))?"
 )
 _ARM = re.compile(
-    rf"smmu\S* .*event: (?P<event>[FC]_\w+) client: (?P<device>{_SHORT})"
+    rf"arm-smmu\S* \S+: event: (?P<event>[FC]_\w+) client: (?P<device>{_SHORT})"
     r"(?:.*iova: (?P<place>0x[0-9a-f]+))?"
 )
 _ARM_OLD = re.compile(
-    r"arm-smmu\S* \S+: Unhandled context fault: .*iova=(?P<place>0x[0-9a-f]+)"
-    r".*cbfrsynra=0x(?P<stream>[0-9a-f]{1,8})\b"
+    r"arm-smmu\S* \S+: Unhandled context fault: fsr=\S+ iova=(?P<place>0x[0-9a-f]+),"
+    r" fsynr=\S+ cbfrsynra=0x(?P<stream>[0-9a-f]{1,8})\b"
 )
 # the event as four words of 64 bits, in lines of their own: the stream is in the first
 _ARM_RECORD = re.compile(r"arm-smmu-v3 \S+: event 0x[0-9a-f]{2} received:")
 _ARM_WORD = re.compile(r"arm-smmu-v3 \S+:\s+0x(?P<stream>[0-9a-f]{8})[0-9a-f]{8}\s*$")
-_BY_WORD = {"AMD-Vi": _AMD, "DMAR": _INTEL, "smmu": _ARM}
 
 
 @dataclass(frozen=True)
@@ -173,13 +187,16 @@ class IommuLine:
     stream: int | None = None
 
 
-def iommu_line(text: str) -> IommuLine | None:
-    """Take an IOMMU's report of a fault apart, `None` for another message."""
-    for name, pattern in _BY_WORD.items():
-        found = pattern.search(text) if name in text else None
-        if not found:
-            continue
-        driver = BY_DRIVER.match(text[: found.start()])
+def iommu_line(text: str, speaker: re.Match[str]) -> IommuLine | None:
+    """Take an IOMMU's report of a fault apart, `None` for another message.
+
+    Args:
+        text: the message.
+        speaker: who says it, found by `SPEAKER`.
+    """
+    at = speaker.end()
+    found = _AMD.match(text, at) or _INTEL.match(text, at) or _ARM.match(text, at)
+    if found:
         what = "iommu-fault"
         if found["event"].startswith("RMP_"):
             what = "iommu-rmp"
@@ -187,20 +204,18 @@ def iommu_line(text: str) -> IommuLine | None:
             what = "iommu-interrupt"
         return IommuLine(
             what,
-            full_address(driver[2] if driver else found["device"] or ""),
-            driver[1] if driver else None,
+            full_address(speaker["address"] or found["device"] or ""),
+            speaker["driver"],
             int(found["place"], 16) if found["place"] else None,
         )
-    if "arm-smmu" not in text:
-        return None
-    old = _ARM_OLD.search(text)
+    old = _ARM_OLD.match(text, at)
     if old is not None:
         return IommuLine(
             "iommu-fault", "", place=int(old["place"], 16), stream=int(old["stream"], 16)
         )
-    if _ARM_RECORD.search(text):
+    if _ARM_RECORD.match(text, at):
         return IommuLine("record", "")
-    word = _ARM_WORD.search(text)
+    word = _ARM_WORD.match(text, at)
     return IommuLine("word", "", stream=int(word["stream"], 16)) if word else None
 
 

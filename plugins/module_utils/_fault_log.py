@@ -6,6 +6,9 @@
 
 """Reads faults of GPUs out of kernel messages, and finds out which GPU each is about.
 
+A message counts for what it is only where its driver begins it, for its text may stand quoted in
+another that any user can have the kernel print.
+
 How messages find their GPU, best first: a PCI address in the message; the address in the driver's
 own FSP dump, which also carries the instance number of the messages around it; the end of the same
 attempt to start a GPU (`RmInitAdapter failed`), which names the address. The number in `GPU0` is
@@ -14,14 +17,15 @@ that fails, so four GPUs that fail one after another are all `GPU0` (gpumgrAlloc
 cannot be attributed stays so.
 
 One failed attempt has one cause, the row of `KINDS` nearest to its top; the rest is evidence.
-The last attempt decides, and loading the driver again makes what was before it history.
+The last attempt decides, and loading the driver again makes what was before it history, but for
+GPUs of virtual machines, which that driver does not touch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Union
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
@@ -30,11 +34,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds imp
     RANK,
     START_CLASSES,
     Kind,
-    matching,
+    said,
+    said_of_device,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_lines import (
     BDF,
-    BY_DRIVER,
+    SPEAKER,
     PcieLine,
     full_address,
     iommu_line,
@@ -53,46 +58,37 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._xids import (
 
 _ADDRESS = re.compile(rf"(?<![\w:])({BDF})(?![\w:])")
 _DRM_ID = re.compile(r"\[GPU ID 0x([0-9a-f]{8})\]")
-_NVRM = re.compile(r"NVRM:?\s+(?:GPU(?P<instance>\d{1,4})\s)?")
-_DUMP = re.compile(rf"kfspDumpDebugState\w*: GPU ({BDF})")
+_CALLER = re.compile(r"\[ {0,9}[TC]\d{1,9}\] ?")
+_DUMP = re.compile(rf"NVRM:?\s+(?:GPU\d{{1,4}}\s)?kfspDumpDebugState\w{{0,64}}: GPU ({BDF})")
 _END = re.compile(
-    rf"GPU ({BDF}): RmInitAdapter failed! \(0x([0-9a-f]+):0x([0-9a-f]+):\d+\)", re.IGNORECASE
+    rf"NVRM:?\s+GPU ({BDF}): RmInitAdapter failed! \(0x([0-9a-f]+):0x([0-9a-f]+):\d+\)",
+    re.IGNORECASE,
 )
-_MINOR = re.compile(rf"GPU ({BDF}): rm_init_adapter failed")
-_NO_PROBE = re.compile(r"nvidia.* probe (?:with driver nvidia|of \S+) failed with error")
-# by the driver, or by our gpu_reset, which opened the device node
+_MINOR = re.compile(rf"NVRM:?\s+GPU ({BDF}): rm_init_adapter failed")
+_NO_PROBE = re.compile(
+    rf"nvidia(?: {BDF}: probe with driver nvidia|: probe of \S+) failed with error"
+)
 _STARTED = re.compile(
-    rf"Initialized nvidia-drm \S+ (?:\d+ )?for (?P<drm>{BDF}) on minor"
-    rf"|gpuhost: nvidia started GPU (?P<ours>{BDF})"
+    rf"(?:nvidia {BDF}: )?\[drm\] Initialized nvidia-drm \S+ (?:\d+ )?for ({BDF}) on minor"
 )
-_LOADED = "NVRM: loading NVIDIA UNIX"
-_XID = re.compile(rf"(?<!S)Xid \((?:PCI:)?({BDF})[^)]*\): (\d+)(.*)")
-_XID_INSTANCE = re.compile(r"from GPU(\d{1,4}) GSP")
+_LOADED = re.compile(r"NVRM:?\s+loading NVIDIA UNIX")
+_XID = re.compile(rf"NVRM:?\s+(?:GPU\d{{1,4}}\s)?Xid \((?:PCI:)?({BDF})[^)]*\): (\d+)(.*)")
+_XID_INSTANCE = re.compile(r"RPC response from GPU(\d{1,4}) GSP")
 _ALL_ONES = re.compile(r"(?:Error status|Error code:|regvalue:) 0xffffffff\b", re.IGNORECASE)
 _SIDE = re.compile(
-    r"Possible bad register read|kfsp\w+: |kgsp\w+: |nvCheckOkFailedNoLog|nvAssert\w*Failed"
+    r"Possible bad register read|k[fg]sp\w{1,64}: |nvCheckOkFailedNoLog|nvAssert\w{0,32}Failed"
     r"|gspFmcSysmemOffset|the GPU (?:is likely|may be) in a bad state|note: VBIOS version"
 )
-_BRIDGE = re.compile(
-    rf"(?:pci|pcieport) ({BDF}): PCI bridge to \[bus ([0-9a-f]{{2}})(?:-([0-9a-f]{{2}}))?\]"
-)
-_ENUMERATED = re.compile(rf"pci ({BDF}): \[([0-9a-f]{{4}}:[0-9a-f]{{4}})\] .*class (0x[0-9a-f]+)")
-_OUR_DRIVERS = re.compile(r"NVRM|nvidia(?!-nvswitch)|nouveau|NovaCore")
-_CARD = re.compile(rf"NVRM: The NVIDIA GPU ({BDF})")
-_START_WORDS = (
-    "RmInitAdapter failed",
-    "rm_init_adapter failed",
-    "Initialized nvidia-drm",
-    "gpuhost: nvidia started",
-    "kfspDumpDebugState",
-)
-_RESET = re.compile(
-    rf"([\w-]+) ({BDF}): (?:not )?ready (\d+)ms after ([^;]+?)(?:; (waiting|giving up))?$"
-)
+_BRIDGE = re.compile(r"PCI bridge to \[bus ([0-9a-f]{2})(?:-([0-9a-f]{2}))?\]")
+_ENUMERATED = re.compile(r"\[([0-9a-f]{4}:[0-9a-f]{4})\] .*class (0x[0-9a-f]+)")
+_OUR_DRIVERS = re.compile(r"nvidia(?!-nvswitch)|nouveau|NovaCore")
+VFIO_DRIVERS = ("vfio-pci", "nvgrace-gpu-vfio-pci")
+_CARD = re.compile(rf"NVRM:?\s+The NVIDIA GPU ({BDF})")
+_RESET = re.compile(r"(?:not )?ready (\d+)ms after ([^;]+)(?:; (waiting|giving up))?$")
 # They tell something only next to a GPU that is lost, or did not come back from a reset
 _HINT = re.compile(r"Invalid PCI ROM header sig|timed out waiting for pending transaction")
-_HUNG = re.compile(r"INFO: task \S+:\d+ blocked for more than \d+ seconds")
-_REMOVING = re.compile(r"\bnv_pci_remove\w*\+0x[0-9a-f]+/")
+_HUNG = re.compile(r"INFO: task .{1,64}:\d+ blocked for more than \d+ seconds")
+_REMOVING = re.compile(r"nv_pci_remove\w{0,64}\+0x[0-9a-f]+/")
 _NO_FSP = re.compile(
     r"WaitForGfwBoot\w+_TU102|SanityCheckRegReadError_GM107|FWSEC|Booter|ksec2|SEC2 "
 )
@@ -100,12 +96,24 @@ _HAS_FSP = re.compile(r"kfsp|SanityCheckRegReadError_GH100|kgsp\w+_GH100")
 _LINKED = re.compile(r"RmInitAdapter: ")  # what an attempt prints right before its end
 _CONTENDS = re.compile(r"nvCheckOkFailedNoLog")  # it may be an attempt, without a known cause
 
+_OF_THE_DRIVER = (
+    *START_CLASSES,
+    *PCIE_CLASSES,
+    "gpu_lost",
+    "iommu_fault",
+    "unbind_blocked",
+    "xid",
+)
+
 EVIDENCE = 12  # lines kept for one fault
 _QUOTED = 400  # characters of a line
 _BLOCK_BITS = 24  # one fault address is kept for each 16 MiB, the size of the smallest large BAR
 _BLOCKS = 1024
 _HINTS = 3  # lines kept for a fault that may follow
 _NEAR = 16  # messages within which the lines about one error on PCIe are
+_REPORT = 64  # messages within which a port recovers from an error it announced
+_MOMENT = 30.0  # seconds for which an instance number is the same GPU's
+_LOOKED_AT = 4096  # characters of a message; the kernel's are below 2 KiB
 _STACK = 64  # messages within which the stack of a task is
 
 
@@ -128,6 +136,7 @@ class Seen:
     peak: int = 0  # the most in one hour
     order: int = 0  # when the last one came, in messages
     current: bool = True
+    reloaded: bool = False  # history only because the driver was loaded again
     no_fsp: bool = False  # the messages are of a chip without FSP
     evidence: list[str] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)  # fault addresses by block
@@ -145,7 +154,7 @@ class Seen:
         self.hourly = self.hourly + 1 if hour == self.hour else 1
         self.hour, self.peak = hour, max(self.peak, self.hourly)
         self.count += 1
-        self.last, self.order, self.current = record, order, True
+        self.last, self.order, self.current, self.reloaded = record, order, True, False
         self.add(record)
 
     def add(self, *records: Record) -> None:
@@ -178,11 +187,18 @@ class Card:
         standing = [s for s in self.faults.values() if s.current and s.kind.class_ in classes]
         return standing[-1] if standing else None
 
-    def drop(self, *classes: str) -> None:
-        """Make the faults of these classes history."""
+    def drop(self, *names: str) -> None:
+        """Make the faults of these classes, or with these ids, history."""
         for seen in self.faults.values():
-            if seen.kind.class_ in classes:
+            if seen.kind.class_ in names or seen.kind.id in names:
                 seen.current = False
+
+    def reload(self) -> None:
+        """Make history what does not outlive the driver."""
+        for seen in self.faults.values():
+            if seen.counts and seen.kind.class_ in _OF_THE_DRIVER:
+                seen.reloaded = True
+        self.drop(*_OF_THE_DRIVER)
 
 
 @dataclass
@@ -207,8 +223,10 @@ _Key = Union[int, str, None]  # instance number, address, or "not told"
 class Found:
     """Everything a log says, before it is compared with the GPUs of a host."""
 
-    def __init__(self) -> None:
+    def __init__(self, starts: Mapping[str, float]) -> None:
         self._order = 0
+        self._starts = sorted((at, address) for address, at in starts.items())
+        self._timed = False
         self._forget()
 
     def _forget(self) -> None:
@@ -220,13 +238,15 @@ class Found:
         self.strangers: set[str] = set()  # devices of other makers
         self.streams = Card()  # faults that tell bus, device and function, not the domain
         self.loose: list[Seen] = []  # unattributed
+        self.loaded = 0  # when the driver was loaded last, in messages
         self.highest = 0  # instance number: at one time so many more GPUs than one were started
         self._pending: dict[_Key, _Attempt] = {}
         self._probe: list[tuple[Kind, Record]] = []
-        self._instances: dict[int, str] = {}
+        self._instances: dict[int, tuple[str, int, Record]] = {}  # and when that was told
         self._ended: dict[str, Seen] = {}
         self._naming: str | None = None
         self._errors: dict[tuple[str, str], int] = {}  # device and kind -> when it was announced
+        self._announced: dict[str, tuple[str, int]] = {}  # device -> by which port, and when
         self._reporting: str | None = None  # device whose error a port announced last
         self._last_error: tuple[int, Seen] | None = None
         self._severity: tuple[str, Record] | None = None  # of an error that the firmware saw
@@ -236,64 +256,106 @@ class Found:
 
     def feed(self, record: Record) -> None:
         """Take in one message."""
-        text = record.text
         self._order += 1
+        if record.seconds is not None:
+            self._timed = True
+            while self._starts and self._starts[0][0] < record.seconds:
+                self._note_start()
         if record.begins_boot or (record.boot_id and self.boot_id not in (None, record.boot_id)):
             self._forget()
         self.boot_id = record.boot_id or self.boot_id
-        if _LOADED in text:
+        caller = _CALLER.match(record.text) if record.text[:1] == "[" else None
+        if caller or len(record.text) > _LOOKED_AT:
+            start = caller.end() if caller else 0
+            record = replace(record, text=record.text[start : start + _LOOKED_AT])
+        speaker = SPEAKER.match(record.text)
+        if speaker is None:
+            return
+        who = speaker.lastgroup
+        if who == "nvrm":
+            self._driver(record, speaker)
+        elif who == "device":
+            self._device(record, speaker)
+        elif who == "iommu":
+            self._iommu(record, speaker)
+        elif who == "firmware":
+            self._pcie(record, speaker)
+        elif who in ("task", "stack"):
+            self._hangs(record, speaker)
+        elif not self._starts_well(record):
+            self._other(record, speaker)
+
+    def _driver(self, record: Record, speaker: re.Match[str]) -> None:
+        """Take what NVIDIA's driver says."""
+        if _LOADED.match(record.text):
             self._reload()
-        elif not (
-            self._enumerate(text)
-            or self._xid(record)
-            or self._reset(record)
-            or self._iommu(record)
-            or self._pcie(record)
-            or self._start(record)
-            or self._supports(record)
+        elif not (self._xid(record) or self._start(record, speaker)):
+            self._other(record, speaker)
+
+    def _device(self, record: Record, speaker: re.Match[str]) -> None:
+        """Take what the driver of a device says about it."""
+        if self._enumerate(record.text, speaker) or self._supports(record, speaker):
+            return
+        self._driven(full_address(speaker["address"]), speaker["driver"])
+        if not (
+            self._reset(record, speaker)
+            or self._iommu(record, speaker)
+            or self._pcie(record, speaker)
+            or self._starts_well(record)
         ):
-            self._other(record)
+            self._other(record, speaker)
 
     def card(self, address: str) -> Card:
         """Return what is known about an address."""
         return self.cards.setdefault(address, Card())
 
     def _reload(self) -> None:
-        """The driver was loaded: its GPUs begin anew."""
+        """The driver was loaded: its GPUs begin anew, but not those of other drivers."""
         self.finish()
+        self.loaded = self._order
         self._instances.clear()
-        self.streams.drop("iommu_fault")
+        self.streams.reload()
         for card in self.cards.values():
-            card.drop(
-                *START_CLASSES,
-                *PCIE_CLASSES,
-                "gpu_lost",
-                "iommu_fault",
-                "unbind_blocked",
-                "xid",
-            )
-            card.started = card.advice = card.application = None
+            if card.driver not in VFIO_DRIVERS:
+                card.reload()
+                card.started = card.advice = card.application = None
         for seen in self.loose:
             seen.current = False
 
-    def _instance(self, text: str) -> int | None:
-        """Return the number in `GPU0`, which is no index."""
-        found = _NVRM.search(text)
-        if not found or not found["instance"]:
-            return None
-        self.highest = max(self.highest, int(found["instance"]))
-        return int(found["instance"])
+    def settle_reload(self, address: str) -> None:
+        """Take note that a GPU is the driver's, after all, that was loaded."""
+        card = self.card(address)
+        for seen in card.faults.values():
+            if seen.order < self.loaded and seen.kind.class_ in _OF_THE_DRIVER:
+                seen.current = False
 
-    def _enumerate(self, text: str) -> bool:
-        found = _ENUMERATED.search(text) if "] type 0" in text else None
+    def _instance(self, speaker: re.Match[str]) -> int | None:
+        """Return the number in `GPU0`, which is no index."""
+        if speaker["instance"] is None:
+            return None
+        self.highest = max(self.highest, int(speaker["instance"]))
+        return int(speaker["instance"])
+
+    def _at_instance(self, instance: int, record: Record) -> str | None:
+        """Return the GPU that has just been told to have this number; soon another may have it."""
+        address, order, told = self._instances.get(instance, (None, 0, record))
+        if self._order - order >= _NEAR:
+            return None
+        if told.seconds is None or record.seconds is None:
+            return address
+        return address if abs(record.seconds - told.seconds) <= _MOMENT else None
+
+    def _enumerate(self, text: str, speaker: re.Match[str]) -> bool:
+        if speaker["driver"] not in ("pci", "pcieport"):
+            return False
+        address = full_address(speaker["address"])
+        found = _ENUMERATED.match(text, speaker.end()) if "] type 0" in text else None
         if found:
-            self.devices[full_address(found[1])] = (found[2], found[3])
-            return True
-        bridge = _BRIDGE.search(text) if "PCI bridge to" in text else None
+            self.devices[address] = (found[1], found[2])
+        bridge = _BRIDGE.match(text, speaker.end())
         if bridge:
-            first, last = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
-            self.buses[full_address(bridge[1])] = (first, last)
-        return bridge is not None
+            self.buses[address] = (int(bridge[1], 16), int(bridge[2] or bridge[1], 16))
+        return bool(found or bridge)
 
     def above(self, address: str) -> tuple[str, ...]:
         """Return the bridges above a device, as far as the log shows the buses."""
@@ -310,7 +372,9 @@ class Found:
         if address is not None:
             card = self.card(address)
         lost = card.current("gpu_lost") if address else None
-        if lost is not None and lost.kind.id != kind.id:
+        # a port gives its link back, while the driver gives a GPU up for good
+        taken = lost is not None and lost.kind.id == "link-contained" and kind.class_ == "gpu_lost"
+        if lost is not None and lost.kind.id != kind.id and not taken:
             lost.add(record)
             lost.last = record
             return lost
@@ -326,6 +390,9 @@ class Found:
             seen.add(*card.hints)
             card.hints.clear()
         if kind.class_ == "gpu_lost":
+            if lost is not None and lost is not seen:
+                seen.add(lost.first)
+                lost.current = False
             for class_ in ("reset_failed", "pcie_error"):  # the way to it, and what follows from it
                 before = card.current(class_)
                 if before is not None:
@@ -335,7 +402,7 @@ class Found:
         return seen
 
     def _xid(self, record: Record) -> bool:
-        found = _XID.search(record.text) if "Xid (" in record.text else None
+        found = _XID.match(record.text)
         if not found:
             return False
         address, number, rest = full_address(found[1]), int(found[2][:6]), found[3]
@@ -343,9 +410,9 @@ class Found:
         card.named = True
         instance = _XID_INSTANCE.search(rest)
         if instance:
-            self._instances[int(instance[1])] = address
+            self._instances[int(instance[1])] = (address, self._order, record)
             self.highest = max(self.highest, int(instance[1]))
-        told = matching(record.text) if number == START else None
+        told = said(record.text) if number == START else None
         kind = kind_of(number, rest)
         if told is not None and told.phase == "start":  # only its text tells of the FSP
             self._hit(address, told, record)
@@ -358,8 +425,8 @@ class Found:
             self._fault(address, kind, record, "line")
         return True
 
-    def _iommu(self, record: Record) -> bool:
-        line = iommu_line(record.text)
+    def _iommu(self, record: Record, speaker: re.Match[str]) -> bool:
+        line = iommu_line(record.text, speaker)
         if line is None:
             return False
         if line.what == "record":
@@ -377,8 +444,6 @@ class Found:
         self._stream = None  # this line is about the same event, and names the device
         if not line.device:
             return True
-        if line.driver:
-            self._driven(line.device, line.driver)
         seen = self._fault(line.device, BY_ID[line.what], record, "line")
         if line.place is not None and len(seen.places) < _BLOCKS:
             seen.places.setdefault(line.place >> _BLOCK_BITS, line.place)
@@ -395,20 +460,18 @@ class Found:
         seen = self.streams.faults.setdefault(slot, Seen(BY_ID["iommu-fault"], record, record))
         seen.occur(record, self._order)
 
-    def _pcie(self, record: Record) -> bool:
-        line = pcie_line(record.text)
+    def _pcie(self, record: Record, speaker: re.Match[str]) -> bool:
+        line = pcie_line(record.text, speaker)
         if line is None:
             return False
-        driver = BY_DRIVER.match(record.text)
-        if driver:
-            self._driven(full_address(driver[2]), driver[1])
+        port = full_address(speaker["address"] or "")
         if line.what in BY_ID:
-            self._error(line, record)
+            self._error(line, record, port)
             if line.what == "link-contained" and line.value:
-                self._error(PcieLine(line.what, line.value), record)
+                self._error(PcieLine(line.what, line.value), record, port)
         elif line.what == "recovered":
-            for address in {line.device, self._reporting or line.device}:
-                self.card(address).drop("pcie_error", "gpu_lost")
+            for address in {line.device, *self._reported_by(line.device)}:
+                self.card(address).drop("pcie_error", "link-contained")
         elif line.what in ("failed", "unrecovered"):
             at, seen = self._last_error or (-_NEAR, None)
             if seen is not None and self._order - at < _NEAR:
@@ -418,6 +481,14 @@ class Found:
         else:
             self._described_error(line, record)
         return True
+
+    def _reported_by(self, port: str) -> list[str]:
+        """Return the devices whose errors a port has announced, or one above it for it."""
+        return [
+            device
+            for device, (by, at) in self._announced.items()
+            if self._order - at < _REPORT and (port == by or port in self.above(device))
+        ]
 
     def _described_error(self, line: PcieLine, record: Record) -> None:
         """Take lines that only describe an error: how bad it is, of which device, who made it.
@@ -433,9 +504,9 @@ class Found:
             self._reporting = line.device
             if self._severity is not None:
                 what, first = self._severity
-                self._error(PcieLine(what, line.device), first).add(record)
+                self._error(PcieLine(what, line.device), first, "").add(record)
 
-    def _error(self, line: PcieLine, record: Record) -> Seen:
+    def _error(self, line: PcieLine, record: Record, port: str) -> Seen:
         """Book an error once, though a port announces it and the device has lines about it."""
         announced = self._errors.pop((line.device, line.what), -_NEAR)
         card = self.card(line.device)
@@ -446,6 +517,7 @@ class Found:
             seen = self._fault(line.device, BY_ID[line.what], record, "line")
         if not line.detail:
             self._errors[line.device, line.what] = self._order
+            self._announced[line.device] = (port, self._order)
             self._reporting = line.device
         self._last_error = (self._order, seen)
         return seen
@@ -456,31 +528,27 @@ class Found:
         card.driver = driver
         card.named = card.named or driver == "nvidia"
 
-    def _reset(self, record: Record) -> bool:
-        found = _RESET.search(record.text.rstrip()) if "ms after" in record.text else None
+    def _reset(self, record: Record, speaker: re.Match[str]) -> bool:
+        found = _RESET.match(record.text.rstrip(), speaker.end())
         if not found:
             return False
-        address = full_address(found[2])
+        address = full_address(speaker["address"])
         card = self.card(address)
-        self._driven(address, found[1])
-        if found[5] == "giving up":
+        if found[3] == "giving up":
             waited = card.faults.pop("reset-waiting", None)
             seen = self._fault(address, BY_ID["reset-gave-up"], record, "line")
             if waited is not None and seen.kind.id == "reset-gave-up":
                 seen.add(waited.first)
-        elif found[5] == "waiting":
+        elif found[3] == "waiting":
             self._fault(address, BY_ID["reset-waiting"], record, "line")
         else:
             card.drop("reset_failed")
         return True
 
-    def _start(self, record: Record) -> bool:
+    def _start(self, record: Record, speaker: re.Match[str]) -> bool:
         """Follow the attempts to start a GPU."""
         text = record.text
-        if not any(word in text for word in _START_WORDS):
-            return False
-        end, minor = _END.search(text), _MINOR.search(text)
-        started, dump = _STARTED.search(text), _DUMP.search(text)
+        end, minor, dump = _END.match(text), _MINOR.match(text), _DUMP.match(text)
         if end:
             self._close(full_address(end[1]), record, int(end[2], 16), int(end[3], 16))
         elif minor:
@@ -489,55 +557,75 @@ class Found:
                 self._close(full_address(minor[1]), record)
             else:
                 ended.add(record)
-        elif started:
-            card = self.card(full_address(started["drm"] or started["ours"]))
-            card.named, card.started, card.cause = True, record, None
-            card.started_order = self._order
-            card.drop(*START_CLASSES, "gpu_lost", "reset_failed")
         elif dump:
-            self._dump(full_address(dump[1]), record)
-        return bool(end or minor or started or dump)
+            self._dump(full_address(dump[1]), record, speaker)
+        return bool(end or minor or dump)
 
-    def _other(self, record: Record) -> None:
+    def _starts_well(self, record: Record) -> bool:
+        """Take the message that a GPU was started."""
+        found = _STARTED.match(record.text)
+        if found:
+            self._started(full_address(found[1]), record)
+        return found is not None
+
+    def _started(self, address: str, record: Record) -> None:
+        card = self.card(address)
+        card.named, card.started, card.cause = True, record, None
+        card.started_order = self._order
+        card.drop(*START_CLASSES, "gpu_lost", "reset_failed")
+        for seen in card.faults.values():
+            seen.reloaded = False
+
+    def _note_start(self) -> None:
+        """Take a start that is not in the log."""
+        seconds, address = self._starts.pop(0)
+        text = f"gpu_reset started GPU {address}, as it wrote down"
+        record = Record("record", text, f"[{seconds:12.6f}] {text}", seconds)
+        self._started(address, record)
+
+    def finish_starts(self) -> None:
+        """Take the starts after the last message; without times nobody knows what was first."""
+        self._order += 1
+        while self._starts and self._timed:
+            self._note_start()
+
+    def _other(self, record: Record, speaker: re.Match[str]) -> None:
         """Take rows of the table, and lines that only support them."""
-        text = record.text
-        address = _address(text)
-        if address and _OUR_DRIVERS.search(text):
+        text, who = record.text, speaker.lastgroup
+        address = full_address(speaker["address"]) if who == "device" else _address(text)
+        ours = who == "nvrm" or _OUR_DRIVERS.search(text if who == "drm" else text[:64])
+        if address and ours and (who != "device" or _OUR_DRIVERS.match(text)):
             self.card(address).named = True
-            if "Continuing with GPU removal" in text:
+        kind = said_of_device(text, speaker.end()) if who != "nvrm" else said(text)
+        if who == "nvrm":
+            self._naming = address if _CARD.match(text) else self._naming
+            if address and "Continuing with GPU removal" in text:
                 self.card(address).drop("unbind_blocked")
-        self._naming = address if _CARD.search(text) else self._naming
-        driver = BY_DRIVER.match(text)
-        if driver:
-            self._driven(full_address(driver[2]), driver[1])
-        kind = matching(text)
-        if address and _NO_PROBE.search(text):
+        if address and _NO_PROBE.match(text):
             for cause, hit in self._probe:
                 self._fault(address, cause, hit, "attempt").add(record)
             self._probe = []
         elif kind is None:
-            if _SIDE.search(text):
-                self._support(record)
+            if who == "nvrm" and _SIDE.search(text):
+                self._support(record, speaker)
         elif kind.phase == "start":
-            self._hit(address or self._instance(text), kind, record)
+            self._hit(address or self._instance(speaker), kind, record)
         elif kind.phase == "probe":
             self._probe.append((kind, record))
         else:
-            instance = self._instance(text)
+            instance = self._instance(speaker)
             if address is None and kind.id == "fallen-off-bus":
                 address, self._naming = self._naming, None
             if address is None and instance is not None:
-                address = self._instances.get(instance)
+                address = self._at_instance(instance, record)
             self._fault(address, kind, record, "line")
 
-    def _supports(self, record: Record) -> bool:
-        """Take lines that alone say nothing."""
-        if self._hangs(record):
-            return True
-        address = _address(record.text) if _HINT.search(record.text) else None
-        if address:
-            self._hint(address, record)
-        return address is not None
+    def _supports(self, record: Record, speaker: re.Match[str]) -> bool:
+        """Take lines about a device that alone say nothing."""
+        if not _HINT.match(record.text, speaker.end()):
+            return False
+        self._hint(full_address(speaker["address"]), record)
+        return True
 
     def _hint(self, address: str, record: Record) -> None:
         """Keep a line that supports a loss or a failed reset, before it or after."""
@@ -548,13 +636,13 @@ class Found:
         elif len(card.hints) < _HINTS:
             card.hints.append(record)
 
-    def _hangs(self, record: Record) -> bool:
+    def _hangs(self, record: Record, speaker: re.Match[str]) -> None:
         """Take a task that hangs in the driver's removal of a GPU; its stack does not say which."""
-        if _HUNG.search(record.text):
+        if _HUNG.match(record.text):
             self._hung = (self._order, record)
-            return True
-        if not _REMOVING.search(record.text):
-            return False
+            return
+        if not _REMOVING.match(record.text, speaker.end()):
+            return
         at, first = self._hung or (-_STACK, record)
         if self._order - at < _STACK:
             waiting = [card.current("unbind_blocked") for card in self.cards.values()]
@@ -564,7 +652,6 @@ class Found:
                 seen = self._fault(None, BY_ID["unbind-hung"], first, "")
             seen.add(first, record)
         self._hung = None
-        return True
 
     def _hit(self, key: _Key, kind: Kind, record: Record) -> None:
         attempt = self._pending.setdefault(key, _Attempt())
@@ -573,14 +660,14 @@ class Found:
             attempt.hits.append((kind, record))
         attempt.order = self._order
 
-    def _support(self, record: Record) -> None:
-        attempt = self._pending.setdefault(self._instance(record.text), _Attempt())
+    def _support(self, record: Record, speaker: re.Match[str]) -> None:
+        attempt = self._pending.setdefault(self._instance(speaker), _Attempt())
         if len(attempt.side) < EVIDENCE:
             attempt.side.append(record)
 
-    def _dump(self, address: str, record: Record) -> None:
+    def _dump(self, address: str, record: Record, speaker: re.Match[str]) -> None:
         """Bind the attempt of this instance to the address that the driver's dump names."""
-        instance = self._instance(record.text)
+        instance = self._instance(speaker)
         self.card(address).named = True
         attempt = self._pending.setdefault(instance, _Attempt())
         if attempt.address not in (None, address):
@@ -613,7 +700,7 @@ class Found:
         seen = self._settle(address, "attempt", joined)
         if seen is not None and step:
             self._ended[address] = seen  # its second line, rm_init_adapter failed, will follow
-        self._instances = {n: at for n, at in self._instances.items() if at != address}
+        self._instances = {n: at for n, at in self._instances.items() if at[0] != address}
 
     def _belonging(self, address: str) -> list[_Key]:
         """Return the keys of what is pending for an attempt of this GPU that has just ended."""
@@ -704,12 +791,18 @@ class Found:
         return address in self.cards and self.cards[address].started_order > seen.order
 
 
-def collect(records: Iterable[Record]) -> Found:
-    """Read all records once; memory grows with the kinds of faults, not with the log."""
-    found = Found()
+def collect(records: Iterable[Record], starts: Mapping[str, float] | None = None) -> Found:
+    """Read all records once; memory grows with the kinds of faults, not with the log.
+
+    Args:
+        records: of the log.
+        starts: when GPUs started well that is not in the log, in seconds after the boot.
+    """
+    found = Found(starts or {})
     for record in records:
         found.feed(record)
     found.finish()
+    found.finish_starts()
     return found
 
 

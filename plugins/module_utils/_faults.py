@@ -40,6 +40,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds imp
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import (
     EVIDENCE,
+    VFIO_DRIVERS,
     Card,
     Found,
     Seen,
@@ -55,18 +56,20 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log impo
     read_live,
     this_boot,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._log_forms import Record
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     DEVICES,
     bridges_above,
     normalize_address,
     slot_of,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._starts import read_starts
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._xids import Advice, raised
 
 _WORST = ("lost", "failed", "degraded", "healthy")
 # drivers whose messages may be about a GPU
-_MAY_HOLD_OURS = ("nvidia", "vfio-pci", "nvgrace-gpu-vfio-pci")
+_MAY_HOLD_OURS = ("nvidia", *VFIO_DRIVERS)
 _PLACE = re.compile(r"\w+:(\w\w):00\.0")
 _AGAIN = 3  # boots in a row with the same fault, after which only the hardware is left
 _OF_THE_HARDWARE = ("power-off", "hardware")  # rungs; a warm reboot keeps slot power
@@ -252,7 +255,9 @@ def examine(
         log = read_file(log_file)
     else:
         log = read_blocks([]) if captured else read_live(sources, boot=boot, timeout=timeout)
-    found = collect(log)
+    # a saved log may be of another boot, or of another host
+    ours = log_file is None and boot == "current" and not captured
+    found = collect(log, read_starts(host) if ours else None)
     if log_file is not None and not captured:
         subjects = of_saved_log(host, found, log.summary(), subjects or ())
     elif boot != "current":
@@ -345,20 +350,53 @@ def conclude(
             at its end, by address.
     """
     known = list(named_by(found) if subjects is None else subjects)
+    for address in found.cards:
+        owner = _owner(address, known)
+        if owner is not None and owner.observed and owner.driver == "nvidia":
+            found.settle_reload(address)
     faults = [
         _again(fault, before) for fault in _attributed(found, known, all_known=subjects is not None)
     ]
+    faults = [replace(one, remedy=remedy(one.remedy, one.ladder)) for one in faults]
     judged = [
         _verdict(
             subject,
             [fault for fault in faults if fault.address == subject.address],
             [fault for fault in faults if fault.current and subject.address in fault.candidates],
-            [card for at, card in found.cards.items() if _owner(at, known) is subject],
+            _known_of(found, subject, known),
             log,
         )
         for subject in sorted(known, key=lambda subject: subject.address)
     ]
     return Health(tuple(judged), tuple(faults), log)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the log tells about a GPU besides its faults.
+
+    Attributes:
+        started: the last attempt to start it that went well.
+        no_fsp: its messages are of a chip without FSP.
+        open: it is a machine's, and had faults that only the loading of nvidia made history.
+    """
+
+    started: Record | None
+    no_fsp: bool
+    open: bool
+
+
+def _known_of(found: Found, subject: Subject, known: Sequence[Subject]) -> _Known:
+    cards = [card for at, card in found.cards.items() if _owner(at, known) is subject]
+    above = [found.cards[bridge] for bridge in subject.bridges if bridge in found.cards]
+    slot = subject.address.partition(":")[2]
+    left = [seen for card in (*cards, *above) for seen in card.faults.values()]
+    left += [seen for at, seen in found.streams.faults.items() if at == slot]
+    return _Known(
+        next((card.started for card in cards if card.started), None),
+        any(card.no_fsp for card in cards),
+        subject.driver in VFIO_DRIVERS and any(seen.reloaded for seen in left),
+    )
 
 
 def kind_over_boots(fault: Fault) -> str:
@@ -367,7 +405,10 @@ def kind_over_boots(fault: Fault) -> str:
 
 
 def _again(fault: Fault, before: Before) -> Fault:
-    """Look for the same fault in the boots before: if it was there too, it is the hardware."""
+    """Look for the same fault in the boots before: if it was there too, it is the hardware.
+
+    But not what an application does: it may do the same in each boot.
+    """
     if fault.address is None or not fault.current:
         return fault
     boots = 1
@@ -376,10 +417,10 @@ def _again(fault: Fault, before: Before) -> Fault:
             break
         boots += 1
     ladder = tuple(rung for rung in fault.ladder if rung in _OF_THE_HARDWARE)
-    if boots < _AGAIN or not ladder:
+    if boots < _AGAIN or not ladder or fault.ladder[0] == "application":
         return replace(fault, boots=boots)
-    advice = f"It is there since {boots} boots or more, so what is below did not help."
-    return replace(fault, boots=boots, ladder=ladder, remedy=remedy(advice, ladder))
+    advice = f"It is there since {boots} boots or more. {fault.remedy}".rstrip()
+    return replace(fault, boots=boots, ladder=ladder, remedy=advice)
 
 
 def named_by(found: Found) -> Iterator[Subject]:
@@ -392,13 +433,19 @@ def named_by(found: Found) -> Iterator[Subject]:
         id_, class_ = found.devices.get(address, ("", ""))
         if id_:
             ours = id_.startswith("10de:") and class_.startswith(("0x0300", "0x0302"))
-        elif address in found.strangers:
+        elif address in found.strangers or _other_function(address, found):
             ours = False
         else:
             ours = card.named or _may_be_ours(address, card, alone=not named)
         if ours:
             has_fsp = identify(id_)[2] if id_ else "unknown"
             yield Subject(address, None, has_fsp, bridges=found.above(address), observed=False)
+
+
+def _other_function(address: str, found: Found) -> bool:
+    """Tell whether it is the sound of a card, say, whose first function the log tells about."""
+    first = f"{slot_of(address)}.0"
+    return address != first and first in found.cards and not found.named(address)
 
 
 def _may_be_ours(address: str, card: Card, *, alone: bool) -> bool:
@@ -429,7 +476,10 @@ def _owner(address: str, subjects: Sequence[Subject]) -> Subject | None:
 
 
 def _attributed(found: Found, known: Sequence[Subject], *, all_known: bool) -> list[Fault]:
-    """Give each fault its GPU, and leave out what is not of an NVIDIA GPU."""
+    """Give each fault its GPU, and leave out what is not of an NVIDIA GPU.
+
+    As remedy they have only what the ladder does not tell.
+    """
     sure = [
         subject.address
         for subject in known
@@ -550,7 +600,7 @@ def _described(
         count=seen.count,
         line=quote(seen.first),
         ladder=ladder,
-        remedy=remedy(told, ladder),
+        remedy=told,
         source=kind.source,
         evidence=tuple(evidence),
     )
@@ -560,12 +610,12 @@ def _verdict(
     gpu: Subject,
     faults: Sequence[Fault],
     suspected: Sequence[Fault],
-    cards: Sequence[Card],
+    known: _Known,
     log: LogSummary,
 ) -> GpuHealth:
     """Judge one GPU: its own faults first, then everything that forbids to call it healthy."""
     standing = [fault for fault in faults if fault.current]
-    started = next((card.started for card in cards if card.started), None)
+    started = known.started
     works = gpu.driver != "vfio-pci" and (gpu.initialised is True or started is not None)
     evidence = [line for fault in standing for line in (fault.line, *fault.evidence)]
     verdict, reason = "unknown", ""
@@ -581,19 +631,19 @@ def _verdict(
         reason = "no fault was seen, but the log is not complete: " + "; ".join(log.gaps)
     elif gpu.observed and gpu.driver is None:
         reason = "no driver is bound"
-    elif gpu.driver == "vfio-pci":
+    elif gpu.driver == "vfio-pci" and not known.open:
         verdict, reason = "healthy", "bound to vfio-pci, and no fault in the log of this boot"
     elif works and gpu.driver in (None, "nvidia"):
         verdict, reason = "healthy", "it was started, and no fault in the log of this boot"
         evidence = [started.line] if started else ["its information file has a UUID"]
-    elif any(fault.class_ in START_CLASSES for fault in faults):
+    elif known.open or any(fault.class_ in START_CLASSES for fault in faults):
         reason = "it failed before the driver was loaded again, and was not started since"
     else:
         reason = f"driver {gpu.driver}: no sign that it was started since"
     fsp = "unknown"
     if any(fault.class_ in FSP_CLASSES for fault in standing):
         fsp = "failed"
-    elif gpu.has_fsp == "no" or (gpu.has_fsp == "unknown" and any(card.no_fsp for card in cards)):
+    elif gpu.has_fsp == "no" or (gpu.has_fsp == "unknown" and known.no_fsp):
         fsp = "not_applicable"
     elif (
         gpu.has_fsp == "yes"

@@ -72,6 +72,7 @@ class State:
         gpus: by address; also those that are not on the bus any more.
         faults: as in the result of gpu_health_info.
         log: how much of the log there was, as there; `None` when the check failed.
+        metrics_dir: folder of the metrics, empty for none: in another they would stand for ever.
     """
 
     version: int
@@ -85,6 +86,7 @@ class State:
     gpus: tuple[Card, ...]
     faults: tuple[Mapping[str, Any], ...]
     log: Mapping[str, Any] | None
+    metrics_dir: str = ""
 
     @property
     def unattributed(self) -> int:
@@ -94,11 +96,19 @@ class State:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the check: its time in seconds since 1970, how long it took, and whose it is."""
+    """One run of the check.
+
+    Attributes:
+        at: its time in seconds since 1970.
+        seconds: how long it took.
+        collection: version of the collection the program is of.
+        metrics_dir: folder of the metrics, empty for none.
+    """
 
     at: float
     seconds: float
     collection: str
+    metrics_dir: str = ""
 
 
 def stamp(at: float) -> str:
@@ -172,6 +182,7 @@ def conclude(
         gpus=tuple(sorted(judged + gone, key=lambda card: card.address)),
         faults=tuple(as_result(fault) for fault in health.faults),
         log=as_result(health.log),
+        metrics_dir=run.metrics_dir,
     )
 
 
@@ -199,6 +210,7 @@ def failed(run: Run, error: str, boot_id: str | None, before: State | None) -> S
         ),
         faults=(),
         log=None,
+        metrics_dir=run.metrics_dir,
     )
 
 
@@ -220,7 +232,7 @@ def from_json(text: str | None) -> State | None:
         state = State(**{**found, "gpus": tuple(cards), "faults": tuple(found["faults"])})
         for time in (state.last_success, *(card.seen for card in cards)):
             seconds_of(time)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return state
 

@@ -61,6 +61,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._reboot import (
     Trouble,
     plan_reboot,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._starts import read_starts
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._trial import shown
 
@@ -100,7 +101,8 @@ def audit(
     guests = _attempt(lambda: read_guests(host), unread)
     default = _attempt(lambda: default_type(host), unread)
     memory_lines: list[str] = []
-    found = collect(_note_memory(log, memory_lines))
+    starts = read_starts(host) if observed else None
+    found = collect(_note_memory(log, memory_lines), starts)
     subjects = read_subjects(host, gpus or ())
     subjects = subjects if observed else unobserved(subjects)
     health = conclude(found, log.summary(), subjects)

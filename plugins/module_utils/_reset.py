@@ -49,6 +49,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._moves import (
     present,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import as_result
+from ansible_collections.gpuhost.inference.plugins.module_utils._starts import note_start
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Had, Store
 
 # In the kernel's order, pci_reset_fn_methods in drivers/pci/pci.c, but those of the bus last
@@ -294,9 +295,12 @@ def _tried(
     elif helped is None:
         reason = f"it answers, and whether it works shows when driver {gpu.driver} uses it"
     if helped:
-        # so that whoever reads the log later sees that the faults before are history
-        machine.write("/dev/kmsg", f"gpuhost: nvidia started GPU {address}", machine.timeout)
-        return Attempt(address, method, outcome, True, "it was started, and no fault was logged")
+        reason = "it was started, and no fault was logged"
+        try:  # so that whoever reads the log later knows that the faults before are history
+            note_start(machine.host, address)
+        except GpuHostError as error:
+            reason += f"; the faults before will count until the next boot, though: {error}"
+        return Attempt(address, method, outcome, True, reason)
     ladder = () if helped is None else ill.ladder
     return Attempt(address, method, outcome, helped, reason, ill.log, ladder)
 

@@ -69,7 +69,7 @@ class FakeKernel:
         )
         if address in self.cures:
             for line in self.complaint.format(address).splitlines():
-                self._say(line)
+                self.say(line)
             self._tick()
             return self._outcome(errno.EIO)
         return self._outcome(self.starting.get(address, 0))
@@ -110,7 +110,6 @@ class FakeKernel:
             "modprobe": lambda: self._load(value),
             "reset": lambda: self._reset(parent),
             "reset_subordinate": lambda: self._reset(parent),
-            "kmsg": lambda: self._say(value),
         }
         if name in known:
             return known[name]()
@@ -204,9 +203,11 @@ class FakeKernel:
                 del self.cures[address]
         return 0
 
-    def _say(self, text: str) -> int:
+    def say(self, text: str) -> None:
+        """Log a message; of the ring there is only the newest one."""
         self.logged += f"[{self._clock:5}.000000] {text}\n"
-        return 0
+        (self.root / "dev").mkdir(exist_ok=True)
+        (self.root / "dev/kmsg").write_text(f"4,1,{self._clock}000000,-;{text}\n")
 
     def _set_type(self, at: Path, value: str) -> int:
         members = sorted(os.listdir(at.parent / "devices"))

@@ -147,6 +147,55 @@ def test_a_state_that_is_not_understood_is_said_and_replaced(
     assert state(root)["version"] == 1
 
 
+@pytest.mark.parametrize("content", ["[" * 200000, None], ids=["deep", "a folder"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_state_that_cannot_be_read_leaves_no_verdict_standing(
+    check: Check, root: Path, content: str | None, after: bool
+) -> None:
+    check()
+    assert metrics(root)["gpuhost_gpu_verdict 0000:44:00.0 healthy"] == 1
+    at = root / health_state.STATE[1:]
+    at.unlink()
+    if content is None:
+        at.mkdir()
+    else:
+        at.write_text(content)
+    words = ["--after"] if after else []
+    status = check(*words, log=b"", SERVICE_RESULT="exit-code", EXIT_STATUS="1")
+    assert metrics(root).get("gpuhost_gpu_verdict 0000:44:00.0 healthy", 0) == 0
+    if content is None:
+        assert status == 1
+        assert metrics(root)["gpuhost_health_check_ok"] == 0
+    else:
+        assert status == 0
+        assert state(root)["version"] == 1
+
+
+def test_a_gpu_that_gpu_reset_started_is_not_lost_any_more(check: Check, root: Path) -> None:
+    started = {
+        "version": 1,
+        "boot": "0b1d5a7e9c3f4e2d8a6b7c5d4e3f2a10",
+        "addresses": {"0000:43:00.0": 950.5},
+    }
+    (root / "var/lib/gpuhost").mkdir(parents=True, exist_ok=True)
+    (root / "var/lib/gpuhost/started.json").write_text(json.dumps(started))
+    assert check() == 0
+    assert metrics(root)["gpuhost_gpu_verdict 0000:43:00.0 lost"] == 0
+    assert metrics(root)["gpuhost_gpu_verdict 0000:43:00.0 healthy"] == 1
+
+
+def test_the_role_finds_metrics_that_a_check_left_in_another_folder(
+    check: Check, root: Path
+) -> None:
+    found = re.search(r"regex_findall\('([^']*)'\)", VARS["__gpu_health_left"])
+    assert found
+    assert check() == 0
+    text = (root / health_state.STATE[1:]).read_text()
+    assert re.findall(found[1], text) == [FOLDER]
+    assert check("--metrics", "") == 0
+    assert re.findall(found[1], (root / health_state.STATE[1:]).read_text()) == []
+
+
 def test_nothing_can_be_written(check: Check, root: Path, capsys: Any) -> None:
     (root / FOLDER[1:]).mkdir(parents=True)
     (root / f"{FOLDER}/gpuhost.prom"[1:]).mkdir()

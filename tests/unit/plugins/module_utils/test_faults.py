@@ -614,6 +614,27 @@ def test_the_same_in_three_boots_is_the_hardware() -> None:
     assert judged.faults[0].ladder == judged.gpus[0].ladder == ("power-off", "hardware")
     assert "3 boots" in judged.faults[0].remedy
     assert "in 3 boots in a row" in judged.gpus[0].reason
+    # what is known to stand in the way is told all the same, and nothing that nobody knows
+    assert "identity" in conclusion([same, same], *lines).faults[0].remedy
+    assert "did not help" not in judged.faults[0].remedy.partition("Power")[0]
+    d3cold = f"nvidia {A}: Unable to change power state from D3cold to D0, device inaccessible"
+    [fault] = conclusion([{A: {"gpu_lost"}}] * 2, d3cold).faults
+    assert "D3cold" in fault.remedy
+    assert fault.ladder == ("power-off", "hardware")
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("NVRM: Xid (PCI:0000:41:00): 8, pid=1", "xid-8"),
+        ("NVRM: Xid (PCI:0000:41:00): 94, pid=1", "xid-94"),
+        (f"NVRM: Attempting to remove device {A} with non-zero usage count", "unbind_blocked"),
+    ],
+)
+def test_what_an_application_does_boot_after_boot_is_no_hardware(line: str, kind: str) -> None:
+    [fault] = conclusion([{A: {kind}}] * 2, line).faults
+    assert fault.ladder[0] == "application"
+    assert fault.boots == 3
 
 
 @pytest.mark.parametrize(

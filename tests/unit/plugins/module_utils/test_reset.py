@@ -13,13 +13,21 @@ import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils import _reset
 from ansible_collections.gpuhost.inference.plugins.module_utils._binding import read_situation
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._faults import judge, read_subjects
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_log import collect
+from ansible_collections.gpuhost.inference.plugins.module_utils._faults import (
+    conclude,
+    read_subjects,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._gpu import read_gpus
 from ansible_collections.gpuhost.inference.plugins.module_utils._guards import (
     judge as judge_change,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_write import Machine
 from ansible_collections.gpuhost.inference.plugins.module_utils._moves import Wish, plan_change
+from ansible_collections.gpuhost.inference.plugins.module_utils._starts import (
+    note_start,
+    read_starts,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.module_utils._transaction import Store
 from fake_kernel import FakeKernel
@@ -80,12 +88,35 @@ def test_a_method_that_helps_is_the_last_one(kernel: FakeKernel) -> None:
         (f"{DEVICES}/{GPU}/reset_method", "flr bus"),
         (PROBE, GPU),
         (f"{DEVICES}/{GPU}/power/control", "auto"),
-        ("/dev/kmsg", f"gpuhost: nvidia started GPU {GPU}"),
     ]
     assert tried(result) == [("flr", "done", True)]
     assert "msg" not in result
     assert result["changed"] is True
     assert result["diff"]["after"] == {GPU: {"driver": "nvidia", "override": "nvidia"}}
+
+
+def test_a_start_is_written_down_for_who_reads_the_log_later(kernel: FakeKernel) -> None:
+    host = Reader(str(kernel.root))
+    kernel.boot("4f1c2b3a-0000-4000-8000-0123456789ab")
+    kernel.cures = {GPU: "flr", "0000:41:00.0": "power-off"}
+    kernel.complaint = WPR2
+    reset(kernel, f"0000:41:00.0 {GPU}")
+    file = kernel.root / "var/lib/gpuhost/started.json"
+    [(address, seconds)] = read_starts(host).items()
+    assert address == GPU
+    assert f"4,1,{seconds:.0f}000000,-;" in (kernel.root / "dev/kmsg").read_text()
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    note_start(host, "0000:42:00.0")
+    assert sorted(read_starts(host)) == ["0000:42:00.0", GPU]
+    kernel.boot("5a1c2b3a-0000-4000-8000-0123456789ab")
+    assert read_starts(host) == {}
+    for text in ("[" * 200000, "{}", '{"version": 2}', "\0"):
+        file.write_text(text)
+        assert read_starts(host) == {}
+    (kernel.root / "dev/kmsg").unlink()
+    [attempt] = reset(kernel, "0000:42:00.0", ["flr"])["attempts"]
+    assert attempt["helped"] is True
+    assert "will count until the next boot" in attempt["reason"]
 
 
 def test_what_did_not_help_is_told_with_the_log_and_what_is_next(kernel: FakeKernel) -> None:
@@ -285,20 +316,25 @@ def test_a_start_is_noted_so_that_faults_before_it_are_history(kernel: FakeKerne
 
     def current() -> list[str]:
         log = kernel.log(host, 0)
-        health = judge(log, read_subjects(host, read_gpus(host)))
+        found = collect(log, read_starts(host))
+        health = conclude(found, log.summary(), read_subjects(host, read_gpus(host)))
         return [fault.id for fault in health.faults if fault.current and fault.address == GPU]
 
+    kernel.boot("4f1c2b3a-0000-4000-8000-0123456789ab")
     kernel.cures = {GPU: "flr"}
     kernel.complaint = WPR2
     kernel.start("/dev/nvidia3", 1)
     assert current() == ["wpr2-already-up"]
     reset(kernel)
     assert current() == []
+    kernel.cures = {GPU: "power-off"}
+    kernel.start("/dev/nvidia3", 1)
+    assert current() == ["wpr2-already-up"]
 
 
 def test_a_gpu_that_starts_with_a_fault_is_not_helped(kernel: FakeKernel) -> None:
     def start(path: str, timeout: float) -> Any:
-        kernel("/dev/kmsg", f"NVRM: Xid (PCI:{GPU[:-2]}): 62, pid=77, 2027(2028) 00000000", 1)
+        kernel.say(f"NVRM: Xid (PCI:{GPU[:-2]}): 62, pid=77, 2027(2028) 00000000")
         return kernel.start(path, timeout)
 
     host = Reader(str(kernel.root))
