@@ -148,8 +148,8 @@ KINDS = (
         "fsp-other-driver",
         "fsp_failed",
         "event",
-        r"(?:fsp: )?(?:NVDM command \w+ failed with error|FSP response error"
-        r"|FSP secure boot completion error)",
+        r"(?:nouveau|NovaCore) \S+ (?:fsp: )?(?:NVDM command \w+ failed with error"
+        r"|FSP response error|FSP secure boot completion error)",
         _FROM_POWER_OFF,
         SLOT_POWER,
         "drivers/gpu/drm/nouveau/nvkm/subdev/fsp, drivers/gpu/nova-core/fsp.rs",
@@ -349,10 +349,16 @@ def said(text: str) -> Kind | None:
 
 
 def said_of_device(text: str, at: int) -> Kind | None:
-    """Return the first row of the table whose pattern a driver's message has from `at` on."""
-    if not _ANY["device"].match(text, at):
+    """Return the first row of the table whose pattern the message of a device's driver has.
+
+    Args:
+        text: the message.
+        at: where it goes on behind driver and device; a pattern may name the driver, too.
+    """
+    if not (_ANY["device"].match(text, at) or _ANY["device"].match(text)):
         return None
-    return next((kind for kind, pattern in _PATTERNS["device"] if pattern.match(text, at)), None)
+    patterns = _PATTERNS["device"]
+    return next((k for k, one in patterns if one.match(text, at) or one.match(text)), None)
 
 
 def remedy(advice: str, ladder: tuple[str, ...]) -> str:
