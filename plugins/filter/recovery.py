@@ -24,12 +24,14 @@ options:
   addresses:
     description:
       - GPUs to look at, whatever their verdict but V(healthy). Without it those of the layout that
-        are V(failed) or V(lost).
+        are V(failed) or V(lost). Text with commas or spaces, as AWX hands over, counts as a list.
     type: list
     elements: str
     default: []
   timeline:
-    description: What was done so far; entries with C(rung) and C(addresses) count as tried.
+    description:
+      - What was done so far; entries with C(rung) and C(addresses) count as tried. Their GPUs are
+        ill until they are V(healthy), also when they are not there any more.
     type: list
     elements: dict
     default: []
@@ -75,11 +77,19 @@ from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import RUNGS
+from ansible_collections.gpuhost.inference.plugins.module_utils._fault_kinds import (
+    BY_ID,
+    RUNGS,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._pci import normalize_address
 
 _ORDER = tuple(RUNGS)
 _ILL = ("failed", "lost")
+_VANISHED = {  # what was treated, and is not among the GPUs afterwards
+    "verdict": "lost",
+    "reason": "it is not on the PCI bus any more",
+    "ladder": BY_ID["all-ones"].ladder,
+}
 _OF_HOST = ("reboot", "power-off")  # rungs that are for all GPUs at once
 _OF_PEOPLE = "that is for a person to do"
 
@@ -88,27 +98,31 @@ def recovery(
     facts: Mapping[str, Any],
     timeline: Sequence[Mapping[str, Any]] = (),
     *,
-    addresses: Iterable[str] = (),
+    addresses: str | Iterable[str] = (),
     reboot_allowed: bool = False,
     power_tasks: str = "",
 ) -> dict[str, Any]:
     """Return what is ill on a host and what to try next."""
-    known = {gpu["address"]: gpu for gpu in facts["health"]["gpus"]}
+    if facts.get("gpus", ()) is None:
+        raise AnsibleFilterError(f"the GPUs could not be read: {'; '.join(facts['unread'])}")
+    treated = {at for step in timeline for at in step.get("addresses", ())}
+    known = {at: {**_VANISHED, "address": at} for at in treated}
+    known.update({gpu["address"]: gpu for gpu in facts["health"]["gpus"]})
     named = _named(addresses, known)
     entries = facts["layout"]["entries"]
     ours = named or [at for entry in entries for at in entry["addresses"] if at in known]
     ill = [
         {**known[at], "left": _left(known[at]["ladder"], at, timeline)}
-        for at in sorted(ours)
-        if known[at]["verdict"] in _ILL or (named and known[at]["verdict"] != "healthy")
+        for at in sorted(treated.union(ours))
+        if known[at]["verdict"] in _ILL
+        or (known[at]["verdict"] != "healthy" and (named or at in treated))
     ]
     bars = _bars(facts, reboot_allowed, power_tasks)
     firsts = {gpu["left"][0] for gpu in ill if gpu["left"] and not bars[gpu["left"][0]]}
     rung = min(firsts, key=_ORDER.index, default=None)
     if rung == "reboot" and "power-off" in firsts:
         rung = "power-off"
-    concerned = {gpu["address"] for gpu in ill}
-    concerned |= {at for step in timeline for at in step.get("addresses", ())}
+    concerned = {gpu["address"] for gpu in ill} | treated
     held = [
         entry
         for entry in entries
@@ -153,9 +167,10 @@ def _bars(
     }
 
 
-def _named(addresses: Iterable[str], known: Mapping[str, Any]) -> list[str]:
+def _named(addresses: str | Iterable[str], known: Mapping[str, Any]) -> list[str]:
+    words = addresses.replace(",", " ").split() if isinstance(addresses, str) else addresses
     try:
-        named = [normalize_address(address) for address in addresses]
+        named = [normalize_address(address) for address in words]
     except GpuHostError as error:
         raise AnsibleFilterError(str(error)) from error
     for address in named:
@@ -184,8 +199,11 @@ def _sentence(
     """Say what a GPU has, what did not help, what is next, and what is missing for that."""
     tried = _tried(gpu["address"], timeline)
     words = [f"{gpu['address']} is {gpu['verdict']}: {gpu['reason']}."]
+    help_ = "" if gpu["verdict"] == "unknown" else " without help"
     if tried:
-        words.append(f"Tried without help: {', '.join(tried)}.")
+        words.append(f"Tried{help_}: {', '.join(tried)}.")
+    if gpu["verdict"] == "unknown" and tried:
+        words.append("So nobody can tell whether that helped.")
     if not gpu["left"]:
         return " ".join([*words, "Nothing else is known to help."])
     rung = gpu["left"][0]

@@ -137,3 +137,33 @@ def test_the_container_stays_known_when_its_gpu_is_well_again() -> None:
     assert [entry["guest"]["vmid"] for entry in plan["entries"]] == [110]
     assert plan["running"] == []
     assert recovery(host(FINE, FINE, FSP), **ALLOWED)["entries"] == []  # of a machine
+
+
+def test_what_was_treated_is_ill_until_it_is_healthy() -> None:
+    doubt = ("unknown", "its log is not complete", [])
+    plan = recovery(host(doubt, FINE), [step("reset", A)], **ALLOWED)
+    assert ([one["address"] for one in plan["ill"]], plan["rung"]) == ([A], None)
+    assert "Tried: reset. So nobody can tell whether that helped." in plan["say"][0]
+    slow = ("degraded", "its link is slow", ["power-off"])
+    assert recovery(host(slow, FINE), [step("reset", A)], **ALLOWED)["rung"] == "power-off"
+    assert recovery(host(doubt, slow), **ALLOWED)["ill"] == []  # nobody has treated these
+
+
+def test_a_gpu_that_vanished_is_lost() -> None:
+    facts = host(FINE, FINE)
+    facts["health"]["gpus"] = facts["health"]["gpus"][1:]
+    facts["layout"]["entries"][0]["addresses"] = [B]
+    for named in ([], [A]):
+        plan = recovery(facts, [step("reset", A)], addresses=named, **ALLOWED)
+        assert (plan["rung"], plan["addresses"]) == ("reboot", [A])
+    over = recovery(facts, [step("power-off", A)], **ALLOWED)
+    assert over["rung"] is None
+    assert over["say"][0].startswith(f"{A} is lost: it is not on the PCI bus any more. Tried")
+
+
+@pytest.mark.parametrize(
+    "text", ["21:00.0,0000:22:00.0", " 21:00.0, 22:00.0\n", "21:00.0\n22:00.0"]
+)
+def test_addresses_may_be_text(text: str) -> None:
+    assert recovery(host(FSP, WPR2, FINE), addresses=text)["ill"][1]["address"] == B
+    assert recovery(host(FINE, FSP), addresses="")["ill"][0]["address"] == B
