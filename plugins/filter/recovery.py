@@ -157,7 +157,7 @@ def _bars(
     """Return what stands against each rung."""
     down = [] if reboot_allowed else ["host_reboot_allowed is false"]
     cut = [] if power_tasks else ["host_power_tasks is not set"]
-    others = facts["host"]["reboot"]["problems"]
+    others = [*facts["layout"]["problems"], *facts["host"]["reboot"]["problems"]]
     return {
         **dict.fromkeys(_ORDER, ()),
         "application": (_OF_PEOPLE,),

@@ -30,10 +30,11 @@ def host(
             ]
         },
         "layout": {
+            "problems": [],
             "entries": [
                 {"addresses": [A, B], "guest": {"kind": "lxc", "vmid": 110}},
                 {"addresses": [C], "guest": {"kind": "qemu", "vmid": 210}},
-            ]
+            ],
         },
         "guests": [
             {"kind": "lxc", "vmid": 110, "running": running},
