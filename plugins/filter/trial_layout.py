@@ -11,7 +11,7 @@ version_added: 0.2.0
 description:
   - Takes the entries of a resolved layout, and sets the type of the named GPUs. An entry of which
     only some GPUs are named becomes two, with the same guest.
-  - The playbook P(gpuhost.inference.identity_trial#playbook) judges the boot of a trial by it.
+  - The playbook C(gpuhost.inference.identity_trial) judges the boot of a trial by it.
 positional: addresses, type
 options:
   _input:

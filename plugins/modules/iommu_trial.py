@@ -18,7 +18,7 @@ description:
   - A boot that takes a trial and is not confirmed in time reboots the host by itself, with whatever
     guests run then. The way back needs neither this module nor a control node. Should the shutdown
     hang in a driver, only a watchdog (C(RebootWatchdogSec) of systemd) or the BMC ends it.
-  - The playbook P(gpuhost.inference.identity_trial#playbook) goes all the way, and reports what
+  - The playbook C(gpuhost.inference.identity_trial) goes all the way, and reports what
     was learned.
   - The host has to keep its GPUs by the role P(gpuhost.inference.gpu_passthrough#role), whose boot
     program takes the trial.
