@@ -90,6 +90,8 @@ def change_trial(
     with nullcontext() if check else store.lock():
         found = read_trial(host)
         current = follow(found, store.boot(), now) if found else None
+        if current and state != "confirmed" and _kept(host, current):
+            current = replace(current, state="ended", outcome="confirmed, and kept by the layout")
         reasons: list[Reason] = []
         if state == "armed":
             wanted, reasons = _armed(host, current, wish, run)
@@ -120,6 +122,14 @@ def _save(host: Reader, trial: Trial | None) -> None:
         remove_trial(host)
     else:
         save_trial(host, trial)
+
+
+def _kept(host: Reader, trial: Trial) -> bool:
+    """Tell whether every boot now gives the GPUs of a confirmed trial its type."""
+    if trial.state != "confirmed":
+        return False
+    types = {gpu.address: gpu.iommu_type for gpu in read_layout(host).gpus}
+    return all(types.get(address) == trial.type for address in trial.gpus)
 
 
 def _confirmed(current: Trial | None) -> Trial:

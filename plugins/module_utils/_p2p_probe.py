@@ -197,7 +197,8 @@ def run(
 
 def say(line: dict[str, Any]) -> None:
     """Write one line, at once."""
-    print(json.dumps(line), flush=True)
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
 
 
 def main(words: list[str], load: Callable[[str], Any] = ctypes.CDLL) -> None:
