@@ -281,7 +281,7 @@ RULES = (
         "The GPU's security processor (FSP) did not start it. The driver may be bound and "
         "nvidia-smi still shows no such device.",
         "Compare the group type with the last boot that worked and set it back; then cut the power "
-        "(a warm reboot often does not clear it) and look again.",
+        "(a warm reboot often does not clear it) and look again. The playbook recover does both.",
         "open-gpu-kernel-modules: src/nvidia/src/kernel/gpu/fsp/kern_fsp.c",
     ),
     Rule(
@@ -289,7 +289,8 @@ RULES = (
         "error",
         _gpu_failed,
         "The kernel log says that the GPU does not work.",
-        "Power the host off and on, and look again.",
+        "Run the playbook recover, first with --check: it begins where this kind of fault is known "
+        "to react.",
         "gpu_health_info",
     ),
     Rule(

@@ -278,8 +278,8 @@ RULES = (
         "seen to hang, to fault, and to complete with wrong data.",
         "Verify peer-to-peer copies by content (playbook check_p2p), or switch them off in the "
         "server (role sglang: sglang_p2p_fallback: true). Where "
-        "SEV-SNP, SME and the FSP allow it, identity for their groups avoids the translation. ACS "
-        "can be changed at boot only.",
+        "SEV-SNP, SME and the FSP allow it, identity for their groups avoids the translation, which "
+        "the playbook identity_trial tries for one boot. ACS can be changed at boot only.",
         "kernel: Documentation/admin-guide/kernel-parameters.txt, pci=config_acs=",
     ),
 )
