@@ -277,9 +277,9 @@ RULES = (
         "Direct copies between these GPUs go up to the IOMMU and are translated there. They were "
         "seen to hang, to fault, and to complete with wrong data.",
         "Verify peer-to-peer copies by content (playbook check_p2p), or switch them off in the "
-        "server (role sglang: sglang_p2p_fallback: true). Where "
-        "SEV-SNP, SME and the FSP allow it, identity for their groups avoids the translation, which "
-        "the playbook identity_trial tries for one boot. ACS can be changed at boot only.",
+        "server (role sglang: sglang_p2p_fallback: true). Where SEV-SNP, SME and the FSP allow "
+        "it, identity for their groups avoids the translation, which the playbook identity_trial "
+        "tries for one boot. ACS can be changed at boot only.",
         "kernel: Documentation/admin-guide/kernel-parameters.txt, pci=config_acs=",
     ),
 )
