@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -59,8 +58,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._transaction imp
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._trial import (
     Trial,
-    follow,
-    read_trial,
+    present_trial,
 )
 
 T = TypeVar("T")
@@ -167,16 +165,11 @@ def read_extras(
         kept=attempt(lambda: _kept(host), None),
         lost=attempt(lambda: _lost(host), ()),
         image_checks=attempt(lambda: _image_checks(host), None),
-        trial=attempt(lambda: _trial(host), None),
+        trial=attempt(lambda: present_trial(host), None),
         p2p=attempt(lambda: tuple(saved(host, gpus)), ()),
         servers=attempt(lambda: tuple(read_servers(host, gpus)), ()),
         unread=tuple(unread),
     )
-
-
-def _trial(host: Reader) -> Trial | None:
-    trial = read_trial(host)
-    return follow(trial, Store(host).boot(), time.time()) if trial else None
 
 
 def is_snp(guest: Guest) -> bool:

@@ -131,6 +131,16 @@ def follow(trial: Trial, boot: str, now: float) -> Trial:
     return trial
 
 
+def present_trial(host: Reader) -> Trial | None:
+    """Return the trial of a host as it is in this boot, whether or not the file says so yet.
+
+    Raises:
+        GpuHostError: it cannot be understood.
+    """
+    trial = read_trial(host)
+    return follow(trial, Store(host).boot(), time.time()) if trial else None
+
+
 def take(host: Reader, patience: float, sleep: Callable[[float], None] = time.sleep) -> str | None:
     """Note on disk how far the trial is in this boot. Call this with the lock of the host held.
 
@@ -210,12 +220,11 @@ def watch(
     Returns:
         Why the host has to reboot now, `None` when it has not to.
     """
-    boot, trial = Store(host).boot(), None
+    trial = None
     while True:
         # one that this boot may still take counts; one that cannot be read is as it was
         with nullcontext() if trial is None else suppress(GpuHostError):
-            found = read_trial(host)
-            trial = follow(found, boot, time.time()) if found else None
+            trial = present_trial(host)
         if trial is None or trial.state != "running":
             return None
         left = trial.confirm - uptime()
@@ -234,11 +243,10 @@ def tried(host: Reader) -> dict[str, str]:
     Raises:
         GpuHostError: the trial cannot be understood.
     """
-    trial = read_trial(host)
-    if trial is None:
+    trial = present_trial(host)
+    if trial is None or trial.state != "running":
         return {}
-    trial = follow(trial, Store(host).boot(), time.time())
-    return dict.fromkeys(trial.gpus, told(trial)) if trial.state == "running" else {}
+    return dict.fromkeys(trial.gpus, told(trial))
 
 
 def arm(
