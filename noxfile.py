@@ -82,8 +82,8 @@ def _is_shell(path: Path) -> bool:
 
 @nox.session(venv_backend="none")
 def unit(session: nox.Session) -> None:
-    """Unit tests, in seconds, without root, network or lab."""
-    session.run("pytest", *session.posargs)
+    """Unit tests, without root or lab, on every core; a module's tests stay together."""
+    session.run("pytest", "--numprocesses=auto", "--dist=loadscope", *session.posargs)
 
 
 @nox.session
