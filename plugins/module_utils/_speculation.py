@@ -28,6 +28,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags im
     FlagSet,
     version_key,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_model import model_folder
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 _LIVE = Reader()
@@ -397,22 +398,32 @@ def _missing_files(weights: Weights) -> Iterable[Problem]:
 
 
 def check_model_path(
-    given: Iterable[Given], host: Reader = _LIVE
+    given: Iterable[Given], hf_home: str | None = None, host: Reader = _LIVE
 ) -> tuple[str | None, list[Problem]]:
     """Return the architecture of the model a command line names, and what its folder lacks.
 
-    A model that is named by its id in a hub is not looked for: it has neither.
+    A model of which nothing can be told here, as one in a store of objects, is a note `unchecked`.
+
+    Args:
+        given: the command line, from `parse_wanted`.
+        hf_home: the folder `HF_HOME` of the server, where a model named by its id is looked for.
+        host: where to read.
     """
-    paths = [
-        flag.values[0]
+    values = {
+        flag.spelling.replace("--model-path", "--model"): flag.values[0]
         for flag in given
-        if flag.spelling in ("--model-path", "--model") and flag.values
-    ]
-    if not paths or not paths[-1].startswith("/"):
+        if flag.values
+    }
+    model = values.get("--model")
+    if model is None:
         return None, []
+    if "://" in model or model.endswith(".gguf") or not (model.startswith("/") or hf_home):
+        message = f"whether {model} can be loaded is not known here"
+        return None, [Problem("--model-path", "unchecked", "note", message)]
     try:
-        config = read_config(paths[-1], host)
-        weights = read_weights(paths[-1], config, None, host)
+        folder = model_folder(model, hf_home, host, values.get("--revision", "main"))
+        config = read_config(folder, host)
+        weights = read_weights(folder, config, None, host)
     except GpuHostError as error:
         return None, [Problem("--model-path", "missing_file", "error", str(error))]
     return architecture_of(config), list(_missing_files(weights))

@@ -44,6 +44,14 @@ options:
       - Or a list of words as on a command line.
       - Write canonical long names. Abbreviations, which SGLang's parser would accept, are reported.
     type: raw
+  hf_home:
+    description:
+      - The folder C(HF_HOME) of the server. A model that O(wanted) names by its id on the Hugging
+        Face hub is looked for in the cache there, with its weights. What is not in it is an error,
+        as SGLang would try to download it at each start.
+      - Without this option such a model is not looked for, which a note says.
+    type: path
+    version_added: 0.2.0
 seealso:
   - module: gpuhost.inference.sglang_mtp_info
   - module: gpuhost.inference.sglang_info
@@ -237,10 +245,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._speculation imp
 )
 
 
-def run(python: str | None, package: str | None, wanted: Any) -> dict[str, Any]:
+def run(
+    python: str | None, package: str | None, wanted: Any, hf_home: str | None
+) -> dict[str, Any]:
     flags = read_flags(find_package(python, package))
     given = parse_wanted(wanted or [])
-    architecture, missing = check_model_path(given)
+    architecture, missing = check_model_path(given, hf_home)
     problems = check_flags(flags, given, architecture) + missing
     config, arguments = for_config_file(flags, given)
     return {
@@ -260,6 +270,7 @@ def main() -> None:
             "python": {"type": "path"},
             "package": {"type": "path"},
             "wanted": {"type": "raw"},
+            "hf_home": {"type": "path"},
         },
         mutually_exclusive=[("python", "package")],
         required_one_of=[("python", "package")],

@@ -235,7 +235,9 @@ def test_model_of_a_command_line(tmp_path: Path) -> None:
     path = model(tmp_path, QWEN, {"a": "1.safetensors"})
     name = QWEN["architectures"][0]
     assert check_model_path(parse_wanted({"model": path})) == (name, [])
-    assert check_model_path(parse_wanted({"model-path": "Qwen/Qwen3.5"})) == (None, [])
+    for unseen in ("Qwen/Qwen3.5", "s3://models/qwen", "/srv/models/qwen.gguf"):
+        found = check_model_path(parse_wanted({"model-path": unseen}))[1]
+        assert [(p.kind, p.severity) for p in found] == [("unchecked", "note")]
     (tmp_path / "1.safetensors").unlink()
     assert [p.kind for p in check_model_path(parse_wanted({"model": path}))[1]] == ["missing_file"]
     gone = check_model_path(parse_wanted({"model-path": f"{path}/gone"}))[1]

@@ -58,6 +58,15 @@ def test_missing_model(run_module: Run, tmp_path: Path) -> None:
     assert [p["kind"] for p in result["problems"]] == ["missing_file"]
 
 
+def test_model_by_its_id(run_module: Run, tmp_path: Path) -> None:
+    options = {"package": package(tmp_path, SOURCE), "wanted": {"model-path": "Qwen/Qwen3.5-0.8B"}}
+    [unknown] = run_module(sglang_flags_info, **options)["problems"]
+    assert (unknown["kind"], unknown["severity"]) == ("unchecked", "note")
+    [missing] = run_module(sglang_flags_info, **options, hf_home=str(tmp_path))["problems"]
+    assert (missing["kind"], missing["severity"]) == ("missing_file", "error")
+    assert "hf download Qwen/Qwen3.5-0.8B" in missing["message"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
