@@ -46,6 +46,7 @@ def test_flags_and_problems(run_module: Run, tmp_path: Path) -> None:
     assert [(p["flag"], p["kind"]) for p in result["problems"]] == [
         ("--dtype", "choice"),
         ("--model", "duplicate"),
+        ("--model-path", "unchecked"),
     ]
 
 
