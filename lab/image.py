@@ -16,6 +16,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ SIZE = "8G"
 LOADER = "boot/lab-loader.conf"
 OLD_KERNEL = "usr/share/lab/old-kernel"  # /usr/sbin/lab-old-kernel brings it to /boot
 LIBCUDA = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
-CONTAINER_ROOT = "var/lib/vz/images/100/subvol-100-disk-0.subvol"
+CONTAINERS = (100, 101)  # the roots in the image; the configuration of 101 is set aside
+OWN_FOLDERS = ("etc", "root", "var")  # of each container; the others' files are the same, linked
 
 # Command: Debian package that brings it.
 BUILD_TOOLS = {
@@ -245,11 +247,15 @@ def build_base(progress: Progress) -> Path:
                 *(SUITE, work, MIRROR),
                 env={**os.environ, **BASE_ENVIRONMENT},
             )
+            if (work / "proc").is_mount():
+                raise LabError(
+                    f"mmdebstrap left /proc mounted: umount {work / 'proc'}, and try again"
+                )
     return target
 
 
 def build_container(progress: Progress) -> Path | None:
-    """The root file system of container 100, or `None` when there is no recipe."""
+    """The root file system of the containers, or `None` when there is no recipe."""
     recipe = LAB / "container" / "build"
     if not recipe.exists():
         return None
@@ -257,7 +263,7 @@ def build_container(progress: Progress) -> Path | None:
     if not target.exists():
         progress("image 2/4: building the container's tree")
         with finished(target) as work:
-            run(recipe, work)
+            run(recipe, work, env={**os.environ, "LAB_PYTHON": sys.executable})
     return target
 
 
@@ -273,16 +279,23 @@ def build_image(target: Path, base: Path, container: Path | None, progress: Prog
         pack = ["tar", "-C", str(base), *skip, "--numeric-owner", "-cf", "-", "."]
         with subprocess.Popen(pack, stdout=subprocess.PIPE) as source:
             run("tar", "-C", tree, "--numeric-owner", "-xpf", "-", stdin=source.stdout)
+        if source.returncode:
+            raise LabError(
+                f"tar could not read all of {base} (see above): remove it, and it is made anew"
+            )
         overlay(LAB / "rootfs", tree)
         for version in versions:
             build_modules(base, tree, version)
         roots = [tree]
         if container:
-            roots.append(tree / CONTAINER_ROOT)
-            roots[-1].parent.mkdir(parents=True, exist_ok=True)
+            roots.append(container_root(tree, CONTAINERS[0]))
+            roots[-1].parent.mkdir(parents=True)
             run("cp", "-a", container, roots[-1])
             authorize(roots[-1])
         build_libcuda(base, roots)
+        if container:
+            for number in CONTAINERS[1:]:
+                twin(roots[-1], container_root(tree, number), number)
         authorize(tree)
         settle(tree)
         *old, newest = versions
@@ -298,6 +311,27 @@ def build_image(target: Path, base: Path, container: Path | None, progress: Prog
             *("-E", "assume_storage_prezeroed=1", disk),
         )
     discard(tree)
+
+
+def container_root(tree: Path, number: int) -> Path:
+    """Where the root of a container lies on the host, on the storage `local`."""
+    return tree / f"var/lib/vz/images/{number}/subvol-{number}-disk-0.subvol"
+
+
+def twin(source: Path, target: Path, number: int) -> None:
+    """Make the root of one more container: programs and models are hard links, so it costs little.
+
+    Packages and Ansible replace files and do not write into them, so neither sees the other's.
+    """
+    target.parent.mkdir(parents=True)
+    run("cp", "-al", source, target)
+    for name in OWN_FOLDERS:
+        discard(target / name)
+        run("cp", "-a", source / name, target / name)
+    (target / "etc/hostname").write_text(f"ct{number}\n")
+    for key in (target / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    authorize(target)
 
 
 def set_aside(tree: Path, version: str) -> None:

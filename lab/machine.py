@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from image import KEY, LOADER, STATE, LabError, discard, run
+from image import CONTAINERS, KEY, LOADER, STATE, LabError, discard, run
 
 MACHINES = ("amd", "intel")
 GPUS = tuple(f"0000:{bus:x}:00.0" for bus in (*range(0x41, 0x45), *range(0x81, 0x85)))
@@ -232,7 +232,7 @@ class Machine:
             return 0
 
     def write_ssh_config(self, port: int) -> None:
-        """The SSH client's file for `pve1` and `ct100`."""
+        """The SSH client's file for `pve1` and the containers."""
         options = (
             f"  User root\n  IdentityFile {KEY}\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.directory}/known_hosts\n  StrictHostKeyChecking no\n"
@@ -241,8 +241,11 @@ class Machine:
         self.ssh_config.write_text(
             f"Host pve1\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias {self.name}-pve1\n"
             f"{options}\n"
-            f"Host ct100\n  HostName 10.10.10.100\n  HostKeyAlias {self.name}-ct100\n"
-            f"  ProxyJump pve1\n{options}"
+            + "\n".join(
+                f"Host ct{number}\n  HostName 10.10.10.{number}\n"
+                f"  HostKeyAlias {self.name}-ct{number}\n  ProxyJump pve1\n{options}"
+                for number in CONTAINERS
+            )
         )
         discard(self.directory / "known_hosts")
 
