@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plays import own_collection, run_playbook
 
-ROOT = Path(__file__).parents[2]
 # The first answers by container, the second notes what it is to write
 TESTER = """\
 #!/usr/bin/python
@@ -43,10 +41,7 @@ def answer(
 
 def play(folder: Path, *answers: dict[str, Any], **variables: Any) -> tuple[Any, str]:
     """Return what is kept, and what the playbook says."""
-    own = folder / "collections/ansible_collections/gpuhost/inference"
-    (own / "plugins/modules").mkdir(parents=True)
-    for name in ("galaxy.yml", "playbooks"):
-        (own / name).symlink_to(ROOT / name)
+    own = own_collection(folder, "playbooks")
     given, written = folder / "answers.json", folder / "written.json"
     given.write_text(json.dumps({str(one["p2p"]["vmid"]): one for one in answers}))
     modules = own / "plugins/modules"
@@ -55,21 +50,7 @@ def play(folder: Path, *answers: dict[str, Any], **variables: Any) -> tuple[Any,
     host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = {"proxmox_hosts": {"hosts": {"localhost": host}}}
     (folder / "hosts.json").write_text(json.dumps(inventory))
-    paths = [str(folder / "collections"), os.environ.get("ANSIBLE_COLLECTIONS_PATH", "")]
-    command = ["ansible-playbook", "-i", "hosts.json", "-e", json.dumps(variables)]
-    done = subprocess.run(
-        [*command, str(own / "playbooks/check_p2p.yml")],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": ":".join(filter(None, paths)),
-            "ANSIBLE_NOCOLOR": "1",
-        },
-    )
-    said = done.stdout + done.stderr
+    said = run_playbook(folder, own / "playbooks/check_p2p.yml", "hosts.json", variables)
     assert written.exists(), said
     file = json.loads(written.read_text())
     assert (file["path"], file["mode"]) == ("/var/lib/gpuhost/p2p.json", "0600")

@@ -6,16 +6,14 @@ Modules answer what a test wants; the command that would shut this machine down 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from plays import own_collection, run_playbook
 
-ROOT = Path(__file__).parents[2]
 MODULE = """\
 #!/usr/bin/python
 print(%r)
@@ -54,12 +52,7 @@ class Play:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        own = folder / "collections/ansible_collections/gpuhost/inference"
-        (own / "plugins").mkdir(parents=True)
-        (own / "roles").symlink_to(ROOT / "roles")
-        (own / "galaxy.yml").symlink_to(ROOT / "galaxy.yml")
-        (own / "plugins/modules").mkdir()
-        self.modules = own / "plugins/modules"
+        self.modules = own_collection(folder, "roles") / "plugins/modules"
         (folder / "bin").mkdir()
         for name in ("pct", "qm", "systemd-run"):
             tool = folder / "bin" / name
@@ -91,23 +84,10 @@ class Play:
             "roles": [f"gpuhost.inference.{role}"],
         }
         (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
-        paths = [str(self.folder / "collections"), os.environ.get("ANSIBLE_COLLECTIONS_PATH", "")]
-        done = subprocess.run(
-            ["ansible-playbook", "-i", "localhost,", "play.yml"],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={
-                **os.environ,
-                "ANSIBLE_COLLECTIONS_PATH": ":".join(filter(None, paths)),
-                "ANSIBLE_NOCOLOR": "1",
-                "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-                "STUBBORN": str(variables.get("stubborn", "")),
-                "BROKEN": str(variables.get("broken", "")),
-            },
-        )
-        return done.stdout + done.stderr
+        environment = {
+            name.upper(): str(variables.get(name, "")) for name in ("stubborn", "broken")
+        }
+        return run_playbook(self.folder, "play.yml", environment=environment)
 
     @property
     def commands(self) -> list[str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plays import own_collection, run_playbook
 
-ROOT = Path(__file__).parents[2]
 A, B, C = "0000:21:00.0", "0000:22:00.0", "0000:a1:00.0"
 FINE = ("healthy", "it was started", [])
 WPR2 = ("failed", "locked until a reset", ["reset", "reboot", "power-off", "hardware"])
@@ -82,12 +80,9 @@ class Play:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.own = folder / "collections/ansible_collections/gpuhost/inference"
-        (self.own / "plugins/modules").mkdir(parents=True)
+        linked = ("playbooks", "plugins/filter", "plugins/module_utils")
+        self.own = own_collection(folder, *linked, "plugins/modules/sglang_info.py")
         (folder / "bin").mkdir()
-        linked = ("galaxy.yml", "playbooks", "plugins/filter", "plugins/module_utils")
-        for name in (*linked, "plugins/modules/sglang_info.py"):
-            (self.own / name).symlink_to(ROOT / name)
         log = f"{folder}/log"
         for name in ("gpu_passthrough", "host_reboot", "host_power", "gpu_health", "gpu_report"):
             tasks = self.own / "roles" / name / "tasks"
@@ -114,22 +109,9 @@ class Play:
             "inference_guests": {"hosts": self.guests},
         }
         (self.folder / "hosts.json").write_text(json.dumps(inventory))
-        paths = [str(self.folder / "collections"), os.environ.get("ANSIBLE_COLLECTIONS_PATH", "")]
-        command = ["ansible-playbook", "-i", "hosts.json", "-e", json.dumps(variables)]
-        done = subprocess.run(
-            [*command, str(self.own / "playbooks/recover.yml")],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={
-                **os.environ,
-                "ANSIBLE_COLLECTIONS_PATH": ":".join(filter(None, paths)),
-                "ANSIBLE_NOCOLOR": "1",
-                "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
-            },
+        return run_playbook(
+            self.folder, self.own / "playbooks/recover.yml", "hosts.json", variables
         )
-        return done.stdout + done.stderr
 
     @property
     def log(self) -> list[str]:
