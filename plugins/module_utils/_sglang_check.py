@@ -139,7 +139,8 @@ def for_config_file(flags: FlagSet, wanted: Sequence[Given]) -> tuple[dict[str, 
 def _plain(flag: Flag, value: str) -> Any:
     """Return a value as YAML shows it best: a number for a flag that takes one."""
     try:
-        return {"int": int, "float": float}.get(flag.type, str)(value)
+        parsers = {"int": int, "float": float, "human_readable_int": int}  # the last also reads 4k
+        return parsers.get(flag.type, str)(value)
     except ValueError:
         return value
 

@@ -124,7 +124,7 @@ def main() -> None:
         files=[
             {"path": step.path, "change": "write" if step.after else "remove"} for step in steps
         ],
-        diff=as_diff(steps),
+        **({"diff": as_diff(steps)} if module._diff else {}),
     )
 
 
