@@ -153,14 +153,14 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families import family_of
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import decide
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import (
     find_package,
     read_flags,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
     architecture_of,
-    decide,
-    family_of,
     read_config,
     read_weights,
 )

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import decide
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
     check_flags,
     parse_wanted,
@@ -24,7 +25,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags im
     read_flags,
     version_key,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import Weights, decide
+from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import Weights
 
 SOURCES = Path(__file__).parents[4] / ".build" / "sglang"
 QWEN = "Qwen3_5MoeForConditionalGeneration"

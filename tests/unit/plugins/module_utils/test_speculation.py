@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families import family_of
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import Mtp, decide
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
     check_flags,
     parse_wanted,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import FlagSet
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
-    Mtp,
     Weights,
     check_model_path,
-    decide,
-    family_of,
     judge_acceptance,
     read_config,
     read_weights,
@@ -172,7 +171,7 @@ def weights(path: str, config: dict[str, Any]) -> Weights:
         (GLM, "model.layers.92.eh_proj.weight", True),
         (GLM, "model.layers.9.eh_proj.weight", False),
         ({**GLM, "num_hidden_layers": None}, "model.layers.92.eh_proj.weight", None),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "mtp.fc.weight", None),
+        ({"architectures": ["GlmOcrForConditionalGeneration"]}, "mtp.fc.weight", None),
     ],
 )
 def test_index(tmp_path: Path, config: dict[str, Any], tensor: str, found: bool | None) -> None:
