@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # How the name of a secret ends: API_KEY, --hf-token, but not tokens, tokenizer, keyfile.
 _ENDS = (
@@ -24,13 +25,42 @@ _SECRET = re.compile(
     r"""(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\S+)""",
     re.IGNORECASE,
 )
+# tokens that can be told by their own form: those of the Hugging Face hub
+_BARE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _IN_URL = re.compile(r"(://[^\s:/@]*:)[^\s/]+(?=@)")
 
 
 def redact(text: str) -> str:
     """Return a text with `(redacted)` for each value that looks like a secret.
 
-    Known are options, settings and headers whose name ends like that of a secret, and passwords in
-    URLs. A secret that nothing names cannot be told from other words.
+    Known are options, settings and headers whose name ends like that of a secret, passwords in
+    URLs, and tokens of the Hugging Face hub. A secret that nothing names cannot be told from other
+    words.
     """
-    return _IN_URL.sub(r"\1(redacted)", _SECRET.sub(r"\1(redacted)", text))
+    named = _IN_URL.sub(r"\1(redacted)", _SECRET.sub(r"\1(redacted)", text))
+    return _BARE.sub("(redacted)", named)
+
+
+# Fields whose whole value is a secret, or holds one: a command line with a key among its words.
+_SECRET_FIELD = re.compile(
+    rf"(?:^|[\w.-]*){_ENDS}s?$|^key$|api_?key|password|secret|^launch_command$", re.IGNORECASE
+)
+
+
+def redact_fields(value: Any) -> Any:
+    """Return JSON-like data without secrets: by the names of fields, and in each text by `redact`.
+
+    Numbers stay, as `first_token` is one of a count or a time; a key is a text.
+    """
+    if isinstance(value, dict):
+        return {
+            str(name): "(redacted)"
+            if _SECRET_FIELD.search(str(name)) and isinstance(one, (str, list, dict))
+            else redact_fields(one)
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [redact_fields(one) for one in value]
+    if isinstance(value, str):  # JSON can hold halves of characters, which nothing can print
+        return redact(value.encode("utf-8", "replace").decode())
+    return value

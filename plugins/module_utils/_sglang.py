@@ -14,19 +14,31 @@ kernel's socket table and the server itself say is put together here.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
-    GpuHostError,
-    UnreadableError,
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
+    NO_ANSWER,
+    NO_CONNECTION,
+    REFUSED,
+    Metric,
+    Reply,
+    dict_of,
+    list_of,
+    text_of,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Metric, Reply
-from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import CONNECTING, Log
-from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import (
+    CONNECTING,
+    WARMING,
+    Log,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_unit import (
+    GpuProcess,
+    Listener,
+    Unit,
+)
 
 # `/health` that fails at once is a server that is starting or stopping; one that has asked its
 # scheduler in vain needs SGLANG_HEALTH_CHECK_TIMEOUT, 20 s unless it is changed.
@@ -47,43 +59,19 @@ _EXIT = {
 
 
 @dataclass(frozen=True)
-class Unit:
-    """What systemd says about the service; see `systemctl show`.
-
-    `exit_status` of a process that a signal has ended is 128 and the signal, as in a shell.
-    """
-
-    name: str
-    load: str
-    active: str
-    sub: str
-    restarts: int | None
-    main_pid: int | None
-    invocation: str
-    exit_status: int | None
-    result: str
-    control_group: str
-
-
-@dataclass(frozen=True)
-class Listener:
-    """Who listens on the server's port.
+class Limits:
+    """Seconds that the phases of a start may take, `None` for any time.
 
     Attributes:
-        open: something does.
-        pid: the process, `None` when nothing listens or it could not be looked at.
-        command: its name.
-        addresses: where it listens.
-        ours: the process belongs to the unit; `None` when that is not known.
-        elsewhere: it listens, but not on the address that is asked.
+        loading: from the start of the main process until the port answers.
+        warming: from then until it is ready.
     """
 
-    open: bool
-    pid: int | None = None
-    command: str | None = None
-    addresses: tuple[str, ...] = ()
-    ours: bool | None = None
-    elsewhere: bool = False
+    loading: float | None = None
+    warming: float | None = None
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -93,27 +81,37 @@ class Witnesses:
     Attributes:
         expected: the model id that the server should have.
         url: where it was asked.
+        limits: of its start.
         unit: the service.
         log: the journal of its present or last run.
         listener: the port.
+        processes: who has a GPU's node open.
         health: the answer of `/health`.
         models: the answer of `/v1/models`.
         info: the answer of `/server_info`, without keys.
         generated: the text of a short generation, or why there is none.
-        moved: the counters of tokens went up while `/health` was waited for.
+        moved: it went on computing while `/health` was waited for, and how that shows.
+        stands: it did not, as far as its counters or its log tell.
+        compiler: a process of the unit that compiles a kernel.
+        stuck: a process of the unit that is stopped, or waits in the kernel.
         metrics: the answer of `/metrics`.
     """
 
     url: str
     expected: str | None = None
+    limits: Limits = NO_LIMITS
     unit: Unit | None = None
     log: Log | None = None
     listener: Listener | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     health: Reply | None = None
     models: Reply | None = None
     info: dict[str, Any] | None = None
     generated: Reply | None = None
-    moved: bool | None = None
+    moved: str | None = None
+    stands: bool = False
+    compiler: str | None = None
+    stuck: str | None = None
     metrics: dict[str, Metric] | None = None
 
 
@@ -129,8 +127,8 @@ class Verdict:
 def judge_server(seen: Witnesses) -> Verdict:
     """Return the state of a server.
 
-    It is one of `absent`, `stopped`, `failed`, `loading`, `warming`, `ready`, `degraded`, `hung`
-    and `unreachable`.
+    It is one of `absent`, `stopped`, `failed`, `loading`, `warming`, `ready`, `degraded`, `hung`,
+    `draining` and `unreachable`.
     """
     return (
         _judge_unit(seen)
@@ -148,25 +146,38 @@ def _judge_unit(seen: Witnesses) -> Verdict | None:
     verdict = None
     if unit is None or unit.active in ("active", "reloading"):
         verdict = None
-    elif unit.load == "not-found":
-        verdict = Verdict("absent", f"there is no unit {unit.name}{_foreign(seen)}")
+    elif unit.load == "not-found" and unit.active == "inactive":
+        verdict = Verdict("absent", f"there is no unit {unit.name}{_others(seen)}")
+    elif unit.load in ("bad-setting", "error"):
+        reason = f"systemd cannot read {unit.name}: systemd-analyze verify tells why"
+        verdict = Verdict("failed", reason)
     elif unit.active == "failed" or unit.sub == "auto-restart":
-        verdict = Verdict("failed", _why_failed(unit, seen.log))
+        verdict = Verdict("failed", f"{_why_failed(unit, seen.log)}{_others(seen)}")
     elif unit.active == "deactivating":
-        verdict = Verdict("stopped", f"{unit.name} is stopping: {_last(seen.log)}")
+        verdict = _judge_stop(unit, seen.log)
     elif unit.active == "inactive":
-        verdict = Verdict("stopped", f"{unit.name} is not running{_foreign(seen)}")
+        masked = " and is masked" if unit.load == "masked" else ""
+        verdict = Verdict("stopped", f"{unit.name} is not running{masked}{_others(seen)}")
     return verdict  # none while activating: its process may run already
+
+
+def _judge_stop(unit: Unit, log: Log | None) -> Verdict:
+    if log is not None and log.drains:
+        reason = f"{unit.name} answers what is left before it stops: {_last(log)}"
+        return Verdict("draining", reason, settled=False)
+    return Verdict("stopped", f"{unit.name} is stopping: {_last(log)}", settled=False)
 
 
 def _judge_start(seen: Witnesses) -> Verdict | None:
     """Judge a service whose start cannot succeed any more, though its process still runs."""
     unit, log, listener = seen.unit, seen.log, seen.listener
-    if unit is None:
+    if unit is None or (seen.health is not None and seen.health.status == 200):
         return None
-    if log is not None and log.fatal and not log.ready:
-        return Verdict("failed", _why_failed(unit, log))
+    if log is not None and (log.died or (log.fatal and not log.ready)):
+        return Verdict("failed", f"{_why_failed(unit, log)}{_others(seen)}")
     if listener is not None and listener.open and listener.ours is False:
+        if listener.elsewhere:  # whether that is in the way depends on where ours listens
+            return None
         return Verdict(
             "failed",
             f"{_holder(listener)} holds the port, which {unit.name} cannot bind when it is loaded: "
@@ -178,96 +189,183 @@ def _judge_start(seen: Witnesses) -> Verdict | None:
 def _judge_port(seen: Witnesses) -> Verdict | None:
     """Judge a port that is closed, or open on another address."""
     listener, unit = seen.listener, seen.unit
-    if listener is not None and listener.elsewhere:
+    if listener is not None and listener.elsewhere and listener.ours is not False:
         return Verdict(
             "unreachable",
             f"it listens on {' and '.join(listener.addresses)}, not where {seen.url} asks",
         )
-    if seen.health is None or seen.health.failure != "refused":
+    if seen.health is None or seen.health.failure != REFUSED:
         return None
     if unit is None:
         return Verdict(
             "unreachable", f"{seen.url} refuses connections, and no unit is known", settled=False
         )
-    if seen.log is not None and seen.log.ready:
+    if listener is not None and listener.open and listener.ours:
+        reason = (
+            f"it listens on {' and '.join(listener.addresses)}, but {seen.url} refuses connections"
+        )
+        return Verdict("unreachable", reason)
+    return _judge_closed(seen, unit)
+
+
+def _judge_closed(seen: Witnesses, unit: Unit) -> Verdict:
+    """Judge a service that runs and has its port closed."""
+    log = seen.log
+    if log is not None and log.drains:
+        return Verdict("draining", f"{unit.name} was told to end: {_last(log)}", settled=False)
+    if log is not None and log.ready:
         return Verdict(
             "unreachable",
             f"{unit.name} runs and has been ready, but {seen.url} refuses connections: "
             "is that its port?",
         )
-    return Verdict("loading", f"{unit.name} is {_progress(seen.log)}", settled=False)
+    if unit.sub == "start-pre":
+        doing = "doing its checks before the start (ExecStartPre)"
+    else:
+        doing = _progress(log)
+    return _in_time(
+        "loading", f"{unit.name} is {doing}{_again(unit)}", unit.age, seen.limits.loading
+    )
+
+
+def _in_time(state: str, reason: str, seconds: float | None, limit: float | None) -> Verdict:
+    """Return a phase of a start, or its failure when it has taken longer than it may."""
+    since = "" if seconds is None else f", for {seconds:.0f} s now"
+    if seconds is not None and limit is not None and seconds > limit:
+        return Verdict("failed", f"{reason}{since}: {state} may take {limit:.0f} s")
+    return Verdict(state, f"{reason}{since}", settled=False)
 
 
 def _judge_health(seen: Witnesses) -> Verdict | None:
     """Judge an open port by what `/health` answers."""
-    health = seen.health
+    health, log = seen.health, seen.log
     if health is None or health.status == 200:
         return None
-    if health.status is None and health.failure != "timeout":
-        reason = f"{seen.url} cannot be reached: {health.failure}"
-        return Verdict("unreachable", reason, settled=False)
+    unreached = _judge_unreached(seen, health)
+    if unreached is not None:
+        return unreached
     if health.status is not None and health.status != 503:
         return Verdict(
             "degraded",
             f"/health answers {health.status}: is it SGLang that listens at {seen.url}?",
         )
+    if log is not None and log.drains and health.status == 503:
+        reason = f"it was told to end, and answers what is left: {_last(log)}"
+        return Verdict("draining", reason, settled=False)
     if health.status == 503 and health.seconds < SLOW_HEALTH:
-        if seen.log is not None and seen.log.ready:
-            reason = f"/health answers 503 at once: {_last(seen.log)}"
-            return Verdict("degraded", reason, settled=False)
-        reason = f"it answers, but has not generated yet: {_last(seen.log)}"
-        return Verdict("warming", reason, settled=False)
+        return _judge_warming(seen)
     return _judge_slow_health(seen, health)
+
+
+def _judge_unreached(seen: Witnesses, health: Reply) -> Verdict | None:
+    """Judge a server that cannot be talked to; one that is only slow can."""
+    if health.failure == NO_CONNECTION and not _local(seen):
+        reason = f"{seen.url} does not answer the attempt to connect: is a firewall in the way?"
+        return Verdict("unreachable", reason, settled=False)
+    if health.status is None and health.failure not in (NO_ANSWER, NO_CONNECTION):
+        reason = f"{seen.url} cannot be talked to: {health.failure}"
+        return Verdict("unreachable", reason, settled=False)
+    return None
+
+
+def _judge_warming(seen: Witnesses) -> Verdict:
+    """Judge a server that says at once that it is not healthy: mostly it has not generated yet.
+
+    When its warm-up began is in its log. Where that cannot be read both phases together may take
+    what both limits allow.
+    """
+    limits, log, unit = seen.limits, seen.log, seen.unit
+    if log is not None and log.ready:
+        reason = f"/health answers 503 at once: {_last(log)}"
+        return Verdict("degraded", reason, settled=False)
+    reason = f"it answers, but has not generated yet: {_last(log)}"
+    if log is not None and log.progress == WARMING and log.stage is not None:
+        return _in_time("warming", reason, log.stage, limits.warming)
+    if limits.loading is None or limits.warming is None:
+        return _in_time("warming", reason, None, None)
+    age = None if unit is None else unit.age
+    return _in_time("warming", reason, age, limits.loading + limits.warming)
+
+
+def _local(seen: Witnesses) -> bool:
+    return seen.listener is not None and seen.listener.open and not seen.listener.elsewhere
 
 
 def _judge_slow_health(seen: Witnesses, health: Reply) -> Verdict:
     """Tell a scheduler that hangs from one that is busy."""
     what = f"/health {'had no answer' if health.status is None else 'answered 503'} "
     what += f"after {health.seconds:.0f} s"
-    if seen.moved:
-        reason = f"{what}, but its counters of tokens move: it is busy"
+    if seen.moved is not None:
+        reason = f"{what}, but {seen.moved}: it is busy"
+        return Verdict("degraded", reason, settled=False)
+    if seen.compiler is not None:
+        reason = f"{what}, but {seen.compiler} compiles a kernel: it is busy"
         return Verdict("degraded", reason, settled=False)
     if seen.listener is None and health.status is None and seen.metrics is None:
         reason = f"{what}, nor had /metrics: {seen.url} cannot be reached"
         return Verdict("unreachable", reason, settled=False)
     idle = "no token was computed meanwhile"
-    if seen.moved is None:
+    if not seen.stands:
         idle = "whether it is busy cannot be told without the flag enable-metrics"
+    if seen.stuck is not None:
+        idle += f"; {seen.stuck}"
     return Verdict("hung", f"{what}, and {idle}; {_last(seen.log)}", settled=False)
 
 
 def _judge_answers(seen: Witnesses) -> Verdict | None:
     """Judge a healthy server by its model and its text."""
-    models = seen.models
     if seen.listener is not None and seen.unit is not None and seen.listener.ours is None:
         return Verdict("degraded", "it answers, but whether the unit does is not known")
-    if models is not None and models.status == 401:
-        return Verdict("degraded", "it is healthy, but does not take this api_key (401)")
-    if models is not None and models.status != 200:
-        what = models.status or models.failure
-        return Verdict("degraded", f"it is healthy, but /v1/models answers {what}")
-    served = model_ids(models)
-    if seen.expected is not None and seen.expected not in served:
+    if helps_rank_0(seen):
+        return None
+    fault = _models_fault(seen.models)
+    served = model_ids(seen.models)
+    if not fault and seen.expected is not None and seen.expected not in served:
         return Verdict(
             "degraded", f"it serves {', '.join(served) or 'no model'}, not {seen.expected}"
         )
-    fault = None if seen.generated is None else text_fault(seen.generated)
-    if fault:
-        return Verdict("degraded", f"it is healthy, but {fault}")
-    return None
+    if not fault and seen.generated is not None:
+        fault = text_fault(seen.generated)
+    return Verdict("degraded", f"it is healthy, but {fault}") if fault else None
+
+
+def _models_fault(models: Reply | None) -> str | None:
+    """Return what is wrong with the answer of `/v1/models`."""
+    if models is None or models.status == 200:
+        return None
+    if models.status == 401:
+        return "does not take this api_key (401): the key is wrong, or missing"
+    return f"/v1/models answers {models.status or models.failure}"
+
+
+def helps_rank_0(seen: Witnesses) -> bool:
+    """Tell whether this is a server of several machines that only computes for the first one.
+
+    Such a one answers `/health` with 200 from the end of its loading on, and nothing else
+    (`launch_dummy_health_check_server` in `srt/utils/common.py`, all releases read).
+    """
+    return seen.log is not None and bool(seen.log.node_rank)
 
 
 def model_ids(models: Reply | None) -> list[str]:
     """Return the ids that `/v1/models` lists."""
-    data = models.json().get("data") if models is not None else None
-    return [str(model.get("id")) for model in data] if isinstance(data, list) else []
+    data = list_of(models.json().get("data")) if models is not None else []
+    ids = [text_of(dict_of(model).get("id")) for model in data]
+    return [redact(one) for one in ids if one is not None]
+
+
+def sheds_load(reply: Reply | None) -> bool:
+    """Tell whether a generation was refused only as the queue is full (max-queued-requests)."""
+    return reply is not None and reply.status == 503 and "queue is full" in reply.body
 
 
 def text_fault(reply: Reply) -> str | None:
     """Return what is wrong with a generation: broken kernels repeat one character for ever."""
+    if sheds_load(reply):
+        return None
     if reply.status != 200:
         return f"a generation was answered with {reply.status or reply.failure}"
-    text = str(reply.json().get("text") or "")
+    text = text_of(reply.json().get("text")) or ""
     characters = set("".join(text.split()))
     if not characters:
         return "a generation came back empty"
@@ -277,10 +375,25 @@ def text_fault(reply: Reply) -> str | None:
 
 
 def _ready(seen: Witnesses) -> str:
-    said = f"serves {', '.join(model_ids(seen.models)) or 'requests'}"
-    if seen.unit is not None and seen.unit.restarts:
-        said += f"; systemd has restarted it {seen.unit.restarts} times"
-    return said
+    if helps_rank_0(seen) and seen.log is not None:
+        said = f"computes as rank {seen.log.node_rank} of {seen.log.nodes} for rank 0, which alone "
+        said += "knows whether requests are answered"
+    else:
+        said = f"serves {', '.join(model_ids(seen.models)) or 'requests'}"
+    if sheds_load(seen.generated):
+        said += "; its queue is full, so it refused a generation (503)"
+    return said + (_again(seen.unit) if seen.unit is not None else "") + _killed(seen.unit)
+
+
+def _again(unit: Unit) -> str:
+    return f"; systemd has restarted it {unit.restarts} times" if unit.restarts else ""
+
+
+def _killed(unit: Unit | None) -> str:
+    """Return what the kernel has done to a server that still runs."""
+    if unit is None or not unit.oom_kills:
+        return ""
+    return f"; the kernel has killed {unit.oom_kills} of its processes for want of memory"
 
 
 def _why_failed(unit: Unit, log: Log | None) -> str:
@@ -288,14 +401,18 @@ def _why_failed(unit: Unit, log: Log | None) -> str:
     if unit.result == "oom-kill":
         said += ": the kernel killed it for want of memory"
     elif unit.active in ("active", "activating") and unit.sub != "auto-restart":
-        said = f"{unit.name} is ending"
+        said = f"{unit.name} is ending{_killed(unit)}"
     elif unit.exit_status is not None:
         meaning = _EXIT.get(unit.exit_status)
         said += f" with status {unit.exit_status}{f' ({meaning})' if meaning else ''}"
+    if unit.result == "start-limit-hit":
+        said += "; it failed too often, and systemd does not try again"
     if unit.sub == "auto-restart":
-        said += "; systemd will start it again"
+        said += (
+            f"; systemd will start it again{f' (restart {unit.restarts})' * bool(unit.restarts)}"
+        )
     if log is None:
-        return f"{said}; its journal could not be read"
+        return f"{said}; its journal could not be read, or is lost"
     if log.decisive is None:
         return f"{said}; {_last(log)}"
     return f"{said}. {log.meaning}. Its log: {log.decisive.rstrip('.')}"
@@ -319,35 +436,35 @@ def _last(log: Log | None) -> str:
 
 
 def _holder(listener: Listener) -> str:
+    if listener.pid is None:
+        return "a process that cannot be looked at"
     return f"process {listener.pid} ({listener.command})"
 
 
-def _foreign(seen: Witnesses) -> str:
-    if seen.listener is None or not seen.listener.open:
-        return ""
-    return f"; {_holder(seen.listener)} listens on its port"
+def _gpu_holder(one: GpuProcess) -> str:
+    return f"process {one.pid} ({one.command}) with {' '.join(one.nodes)}"
+
+
+def _others(seen: Witnesses) -> str:
+    """Return who is in the way of a server that does not run: on its port, or on GPUs."""
+    said = ""
+    if seen.listener is not None and seen.listener.open:
+        said += f"; {_holder(seen.listener)} listens on its port"
+    for ours, where in ((True, "left of it"), (False, "on GPUs")):
+        held = [
+            one for one in seen.processes or () if one.ours is ours and one.computes is not False
+        ]
+        if held:
+            said += f"; {where}: {', '.join(map(_gpu_holder, held))}"
+    if any(one.ours for one in seen.processes or ()):
+        said += ", which must end before the next start"
+    return said
 
 
 def describe(seen: Witnesses) -> Iterator[tuple[str, str, bool | None]]:
     """Yield each witness: its name, what it said, and whether that speaks for a ready server."""
-    unit, log, listener = seen.unit, seen.log, seen.listener
-    if unit is not None:
-        said = f"{unit.active} ({unit.sub}), restarts {unit.restarts}, main PID {unit.main_pid}"
-        if unit.load == "not-found":
-            said = "not found"
-        elif unit.active == "failed":
-            said += f", result {unit.result}, status {unit.exit_status}"
-        yield "unit", said, unit.active == "active"
-    if unit is not None and log is not None:
-        said = log.decisive or ("has said that it is ready" if log.ready else _progress(log))
-        yield "journal", f"{said}; {_last(log)}", log.ready and not log.fatal
-    elif unit is not None:
-        yield "journal", "not readable", None
-    if listener is not None and listener.open:
-        where = " and ".join(listener.addresses)
-        yield "port", f"{_holder(listener)} listens on {where}", listener.ours
-    elif listener is not None:
-        yield "port", "closed", False
+    yield from _describe_service(seen)
+    yield from _describe_gpus(seen)
     for name, reply in (
         ("health", seen.health),
         ("models", seen.models),
@@ -360,121 +477,49 @@ def describe(seen: Witnesses) -> Iterator[tuple[str, str, bool | None]]:
         if name == "models" and good:
             said += f": {', '.join(model_ids(reply))}"
             good = seen.expected is None or seen.expected in model_ids(reply)
+        elif name == "generation" and sheds_load(reply):
+            said += ": its queue is full"
         elif name == "generation":
             fault = text_fault(reply)
-            said, good = f"{said}: {fault or repr(reply.json().get('text'))[:80]}", fault is None
+            text = redact(text_of(reply.json().get("text")) or "")
+            said, good = f"{said}: {fault or repr(text)[:80]}", fault is None
         yield name, said, good
     if seen.moved is not None:
-        yield "counters", "moving" if seen.moved else "standing still", seen.moved
+        yield "counters", seen.moved, True
+    elif seen.stands:
+        yield "counters", "standing still", False
 
 
-def read_listener(host: Reader, url: str, unit: Unit | None) -> Listener | None:
-    """Return who listens on the port of a URL.
-
-    Without a unit, a URL that is not this machine's own has no listener to be looked at: `None`.
-
-    Source: `/proc/net/tcp` and `tcp6` (proc_net_tcp(5)): state 0A is LISTEN, addresses are in the
-    byte order of the machine, taken as little endian here.
-    """
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    wanted = _ip(parts.hostname or "")
-    if unit is None and (wanted is None or not ipaddress.ip_address(wanted).is_loopback):
-        return None
-    inodes: dict[str, str] = {}
-    for name in ("tcp", "tcp6"):
-        for line in (host.text(f"/proc/net/{name}") or "").splitlines()[1:]:
-            fields = line.split()
-            address, _colon, number = fields[1].partition(":")
-            if fields[3] == "0A" and int(number, 16) == port:
-                inodes[fields[9]] = str(_address(address))
-    if not inodes:
-        return Listener(open=False)
-    addresses = tuple(sorted(set(inodes.values())))
-    reachable = {"0.0.0.0", "::", wanted}
-    pid = _owner(host, set(inodes), unit)
-    return Listener(
-        open=True,
-        pid=pid,
-        command=host.text(f"/proc/{pid}/comm") if pid else None,
-        addresses=addresses,
-        ours=None if pid is None or unit is None else _belongs(host, pid, unit),
-        elsewhere=wanted is not None and not reachable.intersection(addresses),
-    )
+def _describe_service(seen: Witnesses) -> Iterator[tuple[str, str, bool | None]]:
+    unit, log, listener = seen.unit, seen.log, seen.listener
+    if unit is not None:
+        said = f"{unit.active} ({unit.sub}), restarts {unit.restarts}, main PID {unit.main_pid}"
+        if unit.load == "not-found":
+            said = "not found"
+        elif unit.active == "failed":
+            said += f", result {unit.result}, status {unit.exit_status}"
+        yield "unit", said + _killed(unit), unit.active == "active"
+    if unit is not None and log is not None:
+        said = log.decisive or ("has said that it is ready" if log.ready else _progress(log))
+        yield "journal", f"{said}; {_last(log)}", log.ready and not log.fatal
+    elif unit is not None:
+        yield "journal", "not readable, or empty", None
+    if listener is not None and listener.open:
+        where = " and ".join(listener.addresses)
+        yield "port", f"{_holder(listener)} listens on {where}", listener.ours
+    elif listener is not None:
+        yield "port", "closed", False
 
 
-def _ip(name: str) -> str | None:
-    """Return the address that a host of a URL stands for, `None` for a name to be resolved."""
-    try:
-        return str(ipaddress.ip_address("127.0.0.1" if name == "localhost" else name))
-    except ValueError:
-        return None
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address of `/proc/net/tcp`: words of four bytes, each reversed."""
-    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
-    return ipaddress.ip_address(b"".join(words))
-
-
-def _owner(host: Reader, inodes: set[str], unit: Unit | None) -> int | None:
-    """Return the process that has one of these sockets open, the unit's own ones first."""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    pids = [int(name) for name in host.names("/proc") if name.isdigit()]
-    first = unit.main_pid if unit is not None else None
-    for pid in sorted(pids, key=lambda pid: pid != first):
-        try:
-            for number in host.names(f"/proc/{pid}/fd"):
-                if host.link(f"/proc/{pid}/fd/{number}") in wanted:
-                    return pid
-        except UnreadableError:
-            continue  # another user's; the caller answers "not known"
-    return None
-
-
-def _belongs(host: Reader, pid: int, unit: Unit) -> bool:
-    """Tell whether a process is of the unit: in its control group, or a descendant."""
-    groups = (host.text(f"/proc/{pid}/cgroup") or "").splitlines()
-    if unit.control_group and any(
-        line.partition("::")[2].split("/")[-1] == unit.control_group.split("/")[-1]
-        for line in groups
-    ):
-        return True
-    at: int | None = pid
-    while at and at != 1:
-        if at == unit.main_pid:
-            return True
-        status = host.text(f"/proc/{at}/stat") or ""
-        fields = status.rpartition(")")[2].split()
-        at = int(fields[1]) if len(fields) > 1 else None
-    return False
-
-
-def parse_unit(name: str, text: str) -> Unit:
-    """Return the properties that `systemctl show` printed.
-
-    Raises:
-        GpuHostError: they are not there.
-    """
-    values = dict(line.partition("=")[::2] for line in text.splitlines())
-    if "ActiveState" not in values:
-        raise GpuHostError(f"systemctl show {name} said nothing about ActiveState")
-
-    def number(key: str) -> int | None:
-        return int(values[key]) if values.get(key, "").isdigit() else None
-
-    # How it ended, in the codes of waitid(2): 0 not at all, 2 or 3 by a signal
-    ended = values.get("ExecMainCode")
-    status = None if ended == "0" else number("ExecMainStatus")
-    return Unit(
-        name=name,
-        load=values.get("LoadState", ""),
-        active=values["ActiveState"],
-        sub=values.get("SubState", ""),
-        restarts=number("NRestarts"),
-        main_pid=number("MainPID") or None,
-        invocation=values.get("InvocationID", ""),
-        exit_status=None if status is None else status + (128 if ended in ("2", "3") else 0),
-        result=values.get("Result", ""),
-        control_group=values.get("ControlGroup", ""),
-    )
+def _describe_gpus(seen: Witnesses) -> Iterator[tuple[str, str, bool | None]]:
+    """Yield who has GPUs open, where it was looked at."""
+    if seen.processes is None:
+        if seen.listener is not None or seen.unit is not None:
+            yield "gpu_processes", "not readable", None
+        return
+    if seen.processes:
+        said = ", ".join(map(_gpu_holder, seen.processes))
+        strange = [one for one in seen.processes if one.computes is not False and not one.ours]
+        yield "gpu_processes", said, None if seen.unit is None else not strange
+    else:
+        yield "gpu_processes", "none", None

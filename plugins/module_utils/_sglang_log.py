@@ -12,12 +12,18 @@ PyTorch, NCCL, Triton and uvicorn write through the same log). They carry a pref
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
 
 _PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]+\d+)*\] ")
+# A batch's line changed its form four times, so it is read as a head and pairs.
+_BATCH = re.compile(r"(Decode|Prefill) batch(?: \[\d+\])?[.,] (.*)$")
+_PAIR = re.compile(r"([#A-Za-z][^:,]*?): ([0-9.]+)(?=,|$)")
+# A user's text can hold any words, and --log-requests writes it down.
+_USERS_TEXT = re.compile(r"(Receive|Finish|Received|Finished)(: | request)")
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Meaning:
 
 MEANINGS = (
     Meaning(
-        r"unrecognized arguments:|ambiguous option:|invalid choice:|expected .*argument",
+        r"unrecognized arguments:|ambiguous option:|invalid choice:|: expected [\w ]+ arguments?$",
         "a flag is not one of this release: check the command line with sglang_flags_info",
     ),
     Meaning(
@@ -129,19 +135,48 @@ MEANINGS = (
 )
 
 CONNECTING = "connecting the GPUs"
+LOADING = "loading weights"
+WARMING = "warming up"
 # How far a start has come, in the order of the stages.
 _STAGES = (
     (r"server_args=", "reading its configuration"),
     (r"Init (torch distributed|parallel) begin", CONNECTING),
-    (r"Load weight begin", "loading weights"),
+    (r"Load weight begin", LOADING),
     (r"Load weight end|(Mamba|KV) Cache is allocated", "allocating memory"),
     (r"Capture .*begin", "capturing graphs"),
     (r"max_total_num_tokens=", "starting the web server"),
-    (r"Uvicorn running on|Application startup complete", "warming up"),
+    (r"Uvicorn running on|Application startup complete", WARMING),
 )
 _READY = "The server is fired up and ready to roll"
+# What is only said in service: a log without a beginning that says it has been ready.
+_SERVES = re.compile(r'Decode batch|"(?:POST /\S+|GET /health\S*) HTTP/1\.1" 200')
+_DRAINS = re.compile(r"SIGTERM received|Gracefully exiting")
+# A rank that has died takes the server with it, sooner or later.
+_DIED = re.compile(
+    r"Scheduler hit an exception|Subprocess .* crashed with exit code|SIGQUIT received"
+    r"|Received sigquit|Rank \d+ scheduler died"
+)
+_RANK = re.compile(r"\bnnodes=(\d+),.*\bnode_rank=(\d+)\b")
+_SUMMARY = re.compile(r"max_total_num_tokens=(\d+).*\bmax_running_requests=(\d+)")
 _SHARDS = re.compile(r"(\d+)% Completed \| (\d+/\d+)")
 _EXCEPTION = re.compile(r"^([\w.]*(?:Error|Exception|Interrupt))\b(?:: (.*))?$")
+
+Records = Sequence[tuple[Optional[float], str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A line about the batches of the last steps.
+
+    Attributes:
+        at: when it was written, in the clock of the records.
+        decodes: a line of decoding, else one of a prefill.
+        values: what it says, by the names in it: `#running-req`, `accept len`.
+    """
+
+    at: float | None
+    decodes: bool
+    values: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -149,68 +184,123 @@ class Log:
     """The log of one run of the server.
 
     Attributes:
-        ready: it has said that it is ready; also when the log is too long to see its beginning.
+        ready: it has said that it is ready, or, where its beginning is lost, that it serves.
         progress: the stage of the start, with a share of the weights where it is told.
+        stage: seconds since that stage began, `None` when not known.
         decisive: the line that explains the server's end best, `None` when there is none.
         meaning: what that line means.
         fatal: whether the server does not survive it.
+        died: a rank of it has died.
+        drains: it was told to end, and answers what is left.
         last: the last line.
         quiet: seconds since it was written, `None` when not known.
         draft_model: a draft model was built for speculation.
+        nodes: over how many machines the server is spread, `None` when not known.
+        node_rank: which of them this one is; 0 answers requests.
+        max_running: how many requests really run at once.
+        kv_tokens: size of the key-value cache in tokens.
+        batches: what it says of its work.
         tail: the last lines.
     """
 
     ready: bool
     progress: str | None
+    stage: float | None
     decisive: str | None
     meaning: str | None
     fatal: bool
+    died: bool
+    drains: bool
     last: str | None
     quiet: float | None
     draft_model: bool
+    nodes: int | None = None
+    node_rank: int | None = None
+    max_running: int | None = None
+    kv_tokens: int | None = None
+    batches: tuple[Batch, ...] = ()
     tail: tuple[str, ...] = ()
 
 
-def read_log(
-    records: Sequence[tuple[float | None, str]], now: float | None = None, truncated: bool = False
-) -> Log:
+def read_log(records: Records, now: float | None = None) -> Log:
     """Return what the lines of one run say.
 
     Args:
-        records: time (seconds since 1970) and text of each line, oldest first.
-        now: the time of reading.
-        truncated: older lines of the run are not among them.
+        records: time (seconds, of any clock) and text of each line, oldest first.
+        now: the time of reading, of the same clock.
     """
     lines = [_PREFIX.sub("", text) for _time, text in records]
-    progress = None
-    for line in lines:
-        progress = next((stage for mark, stage in _STAGES if re.search(mark, line)), progress)
+    progress, began, beginning = None, None, False
+    for (at, _text), line in zip(records, lines):
+        for mark, stage in _STAGES:
+            if re.search(mark, line):
+                if stage != (progress or "").partition(",")[0]:
+                    began = at
+                progress = stage
+                beginning = True
+                break
         shards = _SHARDS.findall(line)  # a progress bar is one long line of its states
         if shards:
-            progress = f"loading weights, {shards[-1][0]} % ({shards[-1][1]} files)"
-    ready = truncated or any(_READY in line for line in lines)
-    decisive, meaning = _decisive(lines)
+            progress = f"{LOADING}, {shards[-1][0]} % ({shards[-1][1]} files)"
+    ready = any(_READY in line for line in lines)
+    if not ready and not beginning:
+        ready = any(_SERVES.search(line) for line in lines)
+    first = max((number for number, line in enumerate(lines) if _READY in line), default=0)
+    decisive, meaning = _decisive(lines[first:])
     written = next((at for at, _text in reversed(records) if at is not None), None)
+    rank = _last_match(_RANK, lines)
+    summary = _last_match(_SUMMARY, lines)
     return Log(
         ready=ready,
         progress=None if ready else progress,
+        stage=None if ready else _since(began, now),
         decisive=redact(decisive)[:500] if decisive else None,
         meaning=meaning.text if meaning else None,
         fatal=meaning.fatal if meaning else False,
+        died=any(_DIED.match(line) for line in lines),
+        drains=any(_DRAINS.match(line) for line in lines),
         last=redact(lines[-1])[:300] if lines else None,
-        quiet=max(0.0, now - written) if now is not None and written is not None else None,
+        quiet=_since(written, now),
         draft_model=any(
             "Load weight end" in line and re.search(r"type=\w*(?:MTP|NextN|Eagle)", line)
             for line in lines
         ),
+        nodes=int(rank[1]) if rank else None,
+        node_rank=int(rank[2]) if rank else None,
+        max_running=int(summary[2]) if summary else None,
+        kv_tokens=int(summary[1]) if summary else None,
+        batches=tuple(
+            batch for (at, _text), line in zip(records, lines) for batch in _batches(at, line)
+        ),
         tail=tuple(redact(line)[:500] for line in lines[-20:]),
     )
+
+
+def _since(at: float | None, now: float | None) -> float | None:
+    return max(0.0, now - at) if now is not None and at is not None else None
+
+
+def _last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | None:
+    found = [match for match in map(pattern.search, lines) if match]
+    return found[-1] if found else None
+
+
+def _batches(at: float | None, line: str) -> Iterator[Batch]:
+    head = _BATCH.match(line)
+    if head:
+        values: dict[str, float] = {}
+        for name, value in _PAIR.findall(head[2]):
+            if value.count(".") <= 1 and value != ".":
+                values[name] = float(value)
+        yield Batch(at, head[1] == "Decode", values)
 
 
 def _decisive(lines: Sequence[str]) -> tuple[str | None, Meaning | None]:
     """Return the line that explains an end: a cause before a consequence, an early one first."""
     found: list[tuple[int, str, Meaning]] = []
     for number, line in enumerate(lines):
+        if _USERS_TEXT.match(line):
+            continue
         for meaning in MEANINGS:
             if re.search(meaning.pattern, line):
                 found.append((number, line, meaning))

@@ -16,23 +16,42 @@ from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _command
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact_fields
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import (
-    Listener,
-    Unit,
+    NO_LIMITS,
+    Limits,
     Verdict,
     Witnesses,
+    helps_rank_0,
     judge_server,
     model_ids,
-    parse_unit,
-    read_listener,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
+    NO_CONNECTION,
+    REFUSED,
     Client,
     Metric,
     Reply,
+    dict_of,
+    list_of,
+    number_of,
     parse_metrics,
+    text_of,
+    whole_of,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import Log, read_log
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_unit import (
+    UNIT_PROPERTIES,
+    GpuProcess,
+    Listener,
+    Unit,
+    parse_unit,
+    read_gpu_processes,
+    read_hints,
+    read_listener,
+    read_oom_kills,
+    service_name,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
     judge_acceptance,
 )
@@ -40,14 +59,13 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Re
 
 Runner = Callable[[Sequence[str]], str]
 
-_UNIT_PROPERTIES = (
-    "LoadState,ActiveState,SubState,NRestarts,MainPID,InvocationID,ExecMainCode,ExecMainStatus,"
-    "Result,ControlGroup"
-)
 _LINES = 5000  # of the journal: a start writes some hundred, a week of serving many more
 _ANSWER = 10.0  # seconds that an answer without a generation may take
-_INTERVAL = 2.0  # seconds between two looks while waiting
-_SECRET_FIELD = re.compile(r"api_key|password|secret|watermark_key|launch_command")
+# seconds between two looks while waiting: each `/health` that fails late leaves a request behind
+_INTERVAL = {"loading": 2.0, "warming": 2.0}
+_LONG_INTERVAL = 10.0
+# `/health` with a generation sleeps a second at least; one that is quicker was none.
+_NO_GENERATION = 0.9
 # Real text, as acceptance depends on it: one repeated token is accepted always, noise never.
 _PROMPT = (
     "The following is a clear explanation, for a new colleague, of how a web browser fetches a "
@@ -67,6 +85,7 @@ class Question:
         generate: ask for a short generation too.
         acceptance_tokens: measure the acceptance of drafts over that many tokens, 0 for not.
         timeout: seconds `/health` may take; it needs 20 to say that the scheduler hangs.
+        limits: seconds that the phases of a start may take.
     """
 
     url: str
@@ -75,6 +94,7 @@ class Question:
     generate: bool = False
     acceptance_tokens: int = 0
     timeout: float = 30.0
+    limits: Limits = NO_LIMITS
 
 
 def look(question: Question, client: Client, host: Reader, run: Runner = _command.run) -> Witnesses:
@@ -86,59 +106,81 @@ def look(question: Question, client: Client, host: Reader, run: Runner = _comman
         GpuHostError: systemd does not answer about the unit.
         UnreadableError: the socket table of the kernel is not readable.
     """
-    unit = log = None
-    if question.unit is not None:
-        command = ["systemctl", "show", "--property", _UNIT_PROPERTIES, question.unit]
-        unit = parse_unit(question.unit, run(command))
-        log = _journal(unit, run)
+    unit = read_unit(question.unit, host, run)
+    log = None if unit is None else _read_journal(unit, run)
+    listener = read_listener(host, question.url, unit)
     seen = Witnesses(
         url=question.url,
         expected=question.model_id,
+        limits=question.limits,
         unit=unit,
         log=log,
-        listener=read_listener(host, question.url, unit),
+        listener=listener,
+        # a server that is asked over the network has its GPUs elsewhere
+        processes=read_gpu_processes(host, unit) if listener is not None else None,
     )
     if unit is not None and unit.active in ("inactive", "failed"):
         return seen
-    if seen.listener is not None and not seen.listener.open:
-        return replace(seen, health=Reply(None, "", "refused", 0.0))
-    if seen.listener is not None and seen.listener.ours is False:
-        return seen
-    return _ask(seen, question, client)
+    if listener is not None and not listener.open:
+        return replace(seen, health=Reply(None, "", REFUSED, 0.0))
+    if listener is not None and listener.ours is False:
+        # whoever it is, it is not asked; where it does not answer for the url, nobody does
+        return replace(seen, health=Reply(None, "", REFUSED, 0.0)) if listener.elsewhere else seen
+    return _ask(seen, question, client, host, run)
 
 
-def _journal(unit: Unit, run: Runner) -> Log | None:
-    """Return the log of the unit's present or last run, `None` when it cannot be read."""
-    if not unit.invocation:
+def read_unit(name: str | None, host: Reader, run: Runner) -> Unit | None:
+    """Return what systemd says about a service, `None` without a name.
+
+    Raises:
+        GpuHostError: the name is none, or systemd does not answer.
+    """
+    if name is None:
+        return None
+    command = ["systemctl", "show", "--property", UNIT_PROPERTIES, "--", service_name(name)]
+    unit = parse_unit(name, run(command), time.monotonic())
+    return replace(unit, oom_kills=read_oom_kills(host, unit))
+
+
+def _read_journal(unit: Unit, run: Runner) -> Log | None:
+    """Return the log of the unit's present or last run, `None` when it cannot be read.
+
+    Its times are those of CLOCK_MONOTONIC, as the clock of the day may be set while it runs.
+    """
+    if not re.fullmatch(r"[0-9a-f]+", unit.invocation):
         return None
     try:
-        command = ["journalctl", "--no-pager", "--quiet", "--output=short-unix"]
+        command = ["journalctl", "--no-pager", "--quiet", "--output=short-monotonic"]
         text = run([*command, f"--lines={_LINES}", f"_SYSTEMD_INVOCATION_ID={unit.invocation}"])
     except GpuHostError:
         return None
     records: list[tuple[float | None, str]] = []
     for line in text.splitlines():
-        match = re.match(r"(\d+\.\d+) \S+ [^:]+: ?(.*)", line)
+        match = re.match(r"\[ *(\d+\.\d+)\] \S+ [^:]+: ?(.*)", line)
         if match:
             records.append((float(match[1]), match[2]))
-        else:
+        elif line.strip():
             records.append((None, line.strip()))
-    if not records:
-        return None
-    return read_log(records, now=time.time(), truncated=len(records) >= _LINES)
+    return read_log(records, now=time.monotonic()) if records else None
 
 
-def _ask(seen: Witnesses, question: Question, client: Client) -> Witnesses:
+def _ask(
+    seen: Witnesses, question: Question, client: Client, host: Reader, run: Runner
+) -> Witnesses:
     """Ask the server itself, and no more once it has failed."""
-    before = _metrics(client)
-    health = client.ask("/health", max(question.timeout, 1.0))
+    scrape = client.ask("/metrics", _ANSWER)
+    if scrape.failure in (REFUSED, NO_CONNECTION):  # so would the next be
+        return replace(seen, health=scrape)
+    before = _metrics(scrape)
+    asked = time.monotonic()
+    health = _health(seen, question, client)
     seen = replace(seen, health=health, metrics=before)
     if health.status != 200:
-        after = _metrics(client) if health.seconds > 1.0 and before is not None else None
-        if before is not None and after is not None:
-            seen = replace(seen, metrics=after, moved=_tokens(after) > _tokens(before))
+        return _busy(seen, client, host, run, asked) if health.seconds > 1.0 else seen
+    if helps_rank_0(seen):
         return seen
-    seen = replace(seen, models=client.ask("/v1/models", _ANSWER), metrics=_metrics(client))
+    seen = replace(seen, models=client.ask("/v1/models", _ANSWER))
+    seen = replace(seen, metrics=_metrics(client.ask("/metrics", _ANSWER)))
     if seen.models is None or seen.models.status != 200:
         return seen
     seen = replace(seen, info=_server_info(client))
@@ -150,8 +192,42 @@ def _ask(seen: Witnesses, question: Question, client: Client) -> Witnesses:
     return seen
 
 
-def _metrics(client: Client) -> dict[str, Metric] | None:
-    reply = client.ask("/metrics", _ANSWER)
+def _health(seen: Witnesses, question: Question, client: Client) -> Reply:
+    """Return the answer of `/health`, or of its sister where it has only told a flag.
+
+    With SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false `/health` does not ask the scheduler, and
+    is well while that hangs; `/health_generate` always asks it.
+    """
+    health = client.ask("/health", question.timeout)
+    if health.status == 200 and health.seconds < _NO_GENERATION and not helps_rank_0(seen):
+        generated = client.ask("/health_generate", question.timeout)
+        if generated.status in (None, 200, 503):
+            return generated
+    return health
+
+
+def _busy(seen: Witnesses, client: Client, host: Reader, run: Runner, asked: float) -> Witnesses:
+    """Add whether a server that was asked in vain at a moment has gone on computing since."""
+    before, after = seen.metrics, _metrics(client.ask("/metrics", _ANSWER))
+    if before is not None and after is not None:
+        seen = replace(seen, metrics=after)
+        if _tokens(after) > _tokens(before):
+            return replace(seen, moved="its counters of tokens move")
+        seen = replace(seen, stands=True)
+    unit = seen.unit
+    if unit is None:
+        return seen
+    log = _read_journal(unit, run)
+    if log is not None:
+        new = [batch for batch in log.batches if batch.at is not None and batch.at > asked]
+        seen = replace(seen, log=log)
+        if new:
+            return replace(seen, moved="its log tells of new batches", stands=False)
+    compiler, stuck = read_hints(host, unit)
+    return replace(seen, compiler=compiler, stuck=stuck)
+
+
+def _metrics(reply: Reply) -> dict[str, Metric] | None:
     return parse_metrics(reply.body) if reply.status == 200 else None
 
 
@@ -165,12 +241,7 @@ def _server_info(client: Client) -> dict[str, Any] | None:
     reply = client.ask("/server_info", _ANSWER)
     if reply.status == 404:  # releases before 0.5.7
         reply = client.ask("/get_server_info", _ANSWER)
-    if reply.status != 200:
-        return None
-    return {
-        name: "(redacted)" if value is not None and _SECRET_FIELD.search(name) else value
-        for name, value in reply.json().items()
-    }
+    return dict_of(redact_fields(reply.json())) if reply.status == 200 else None
 
 
 def wait_until_ready(
@@ -186,52 +257,68 @@ def wait_until_ready(
         verdict = judge_server(seen)
         if verdict.settled or clock() >= end:
             return seen, verdict
-        sleep(min(_INTERVAL, max(0.0, end - clock())))
+        sleep(min(_INTERVAL.get(verdict.state, _LONG_INTERVAL), max(0.0, end - clock())))
 
 
 def facts(seen: Witnesses, verdict: Verdict, question: Question) -> dict[str, Any]:
     """Return the server as the module's result shows it."""
     info = seen.info or {}
-    states = info.get("internal_states")
-    inner = states[0] if isinstance(states, list) and states else {}
-    memory = inner.get("memory_usage") or {}
+    states = [dict_of(state) for state in list_of(info.get("internal_states"))]
+    inner = states[0] if states else {}  # the first of the ranks of data parallelism
+    memory = dict_of(inner.get("memory_usage"))
     served = model_ids(seen.models)
-    model = (seen.models.json().get("data") or [{}])[0] if seen.models and served else {}
-    metrics = seen.metrics or {}
-
-    def gauge(name: str) -> float | None:
-        return metrics[name].highest if name in metrics else None
-
+    models = list_of(seen.models.json().get("data")) if seen.models is not None else []
     unit, log = seen.unit, seen.log
     return {
         "state": verdict.state,
+        "settled": verdict.settled,
         "reason": verdict.reason,
         "progress": log.progress if log is not None else None,
+        "seconds": {
+            "running": _rounded(unit.age if unit is not None else None),
+            "stage": _rounded(log.stage if log is not None else None),
+            "quiet": _rounded(log.quiet if log is not None else None),
+        },
         "url": seen.url,
         "unit": unit.name if unit is not None else None,
         "pid": unit.main_pid if unit is not None else _pid(seen),
         "restarts": unit.restarts if unit is not None else None,
         "listener": _listener(seen.listener),
-        "version": info.get("version"),
+        "gpu_processes": _gpu_processes(seen.processes),
+        "node_rank": log.node_rank if log is not None else None,
+        "version": text_of(info.get("version")),
         "model_id": served[0] if served else None,
-        "model_path": info.get("model_path"),
-        "max_model_len": model.get("max_model_len"),
-        "effective_max_running_requests": inner.get("effective_max_running_requests_per_dp"),
-        "kv_tokens": info.get("max_total_num_tokens") or memory.get("token_capacity"),
-        "kv_cache_gb": memory.get("kvcache"),
+        "model_path": text_of(info.get("model_path")),
+        "max_model_len": whole_of(dict_of(models[0]).get("max_model_len")) if models else None,
+        "effective_max_running_requests": _max_running(states)
+        or (log.max_running if log is not None else None),
+        "kv_tokens": whole_of(info.get("max_total_num_tokens"))
+        or whole_of(memory.get("token_capacity"))
+        or (log.kv_tokens if log is not None else None),
+        "kv_cache_gb": number_of(memory.get("kvcache")),
         "load": {
-            "running": gauge("num_running_reqs"),
-            "queued": gauge("num_queue_reqs"),
-            "token_usage": gauge("token_usage"),
-            "mamba_usage": gauge("mamba_usage"),
-            "generated_per_second": gauge("gen_throughput"),
+            "running": _gauge(seen.metrics, "num_running_reqs"),
+            "queued": _gauge(seen.metrics, "num_queue_reqs"),
+            "token_usage": _gauge(seen.metrics, "token_usage"),
+            "mamba_usage": _gauge(seen.metrics, "mamba_usage"),
+            "generated_per_second": _gauge(seen.metrics, "gen_throughput"),
         },
-        "speculation": _speculation(seen, info, inner, question.acceptance_tokens > 0),
+        "speculation": _speculation(seen, info, states, question.acceptance_tokens > 0),
         "flags": {
             name: value for name, value in info.items() if name not in ("internal_states", "status")
         },
         "log": list(log.tail) if log is not None and verdict.state != "ready" else [],
     }
+
+
+def _rounded(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds)
+
+
+def _max_running(states: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how many requests run at once over all ranks of data parallelism."""
+    found = [whole_of(state.get("effective_max_running_requests_per_dp")) for state in states]
+    return sum(one for one in found if one is not None) or None
 
 
 def _listener(listener: Listener | None) -> dict[str, Any] | None:
@@ -245,26 +332,46 @@ def _listener(listener: Listener | None) -> dict[str, Any] | None:
     }
 
 
+def _gpu_processes(processes: Sequence[GpuProcess] | None) -> list[dict[str, Any]] | None:
+    if processes is None:
+        return None
+    return [
+        {
+            "pid": one.pid,
+            "command": one.command,
+            "nodes": list(one.nodes),
+            "computes": one.computes,
+            "ours": one.ours,
+        }
+        for one in processes
+    ]
+
+
 def _pid(seen: Witnesses) -> int | None:
     return seen.listener.pid if seen.listener is not None else None
 
 
 def _speculation(
-    seen: Witnesses, info: Mapping[str, Any], inner: Mapping[str, Any], measure: bool
+    seen: Witnesses,
+    info: Mapping[str, Any],
+    states: Sequence[Mapping[str, Any]],
+    measure: bool,
 ) -> dict[str, Any]:
     """Return what the server speculates with, and the best measure of how well."""
-    drafts = info.get("speculative_num_draft_tokens")
+    drafts = whole_of(info.get("speculative_num_draft_tokens"))
+    means = [number_of(state.get("avg_spec_accept_length")) for state in states]
+    known = [mean for mean in means if mean]
     measures = (
         ("generate", _measured(seen.generated) if measure else None),
-        ("server_info", inner.get("avg_spec_accept_length")),
+        ("server_info", sum(known) / len(known) if known else None),
         ("metrics", _gauge(seen.metrics, "spec_accept_length")),  # 0.0 also when it is off
     )
     source, length = next(((name, value) for name, value in measures if value), (None, None))
     acceptance = judge_acceptance(length, drafts)
     return {
-        "algorithm": info.get("speculative_algorithm"),
-        "num_steps": info.get("speculative_num_steps"),
-        "eagle_topk": info.get("speculative_eagle_topk"),
+        "algorithm": text_of(info.get("speculative_algorithm")),
+        "num_steps": whole_of(info.get("speculative_num_steps")),
+        "eagle_topk": whole_of(info.get("speculative_eagle_topk")),
         "num_draft_tokens": drafts,
         "accept_length": acceptance.length,
         "accept_rate": acceptance.rate,
@@ -275,10 +382,9 @@ def _speculation(
 
 def _measured(reply: Reply | None) -> float | None:
     """Return tokens per verification pass, from the two fields that all releases have."""
-    meta = reply.json().get("meta_info") if reply is not None else None
-    if not isinstance(meta, dict) or not meta.get("spec_verify_ct"):
-        return None
-    return float(meta.get("completion_tokens", 0)) / float(meta["spec_verify_ct"])
+    meta = dict_of(reply.json().get("meta_info")) if reply is not None else {}
+    passes, tokens = (number_of(meta.get(name)) for name in ("spec_verify_ct", "completion_tokens"))
+    return tokens / passes if passes and tokens is not None else None
 
 
 def _gauge(metrics: Mapping[str, Metric] | None, name: str) -> float | None:

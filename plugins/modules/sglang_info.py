@@ -68,6 +68,20 @@ options:
         started then.
     type: int
     default: 0
+  loading_timeout:
+    description:
+      - Seconds that a start may load, counted from the start of the unit's main process by systemd,
+        so calls that follow each other add up. Longer loading is V(failed).
+      - Unset, it may take any time.
+    type: int
+    version_added: 0.2.0
+  warming_timeout:
+    description:
+      - Seconds that a warm-up may take, counted from its first line in the journal. When that line
+        is lost, both phases together may take what O(loading_timeout) and this allow.
+      - Unset, it may take any time; SGLang itself gives up after 600 s.
+    type: int
+    version_added: 0.2.0
   timeout:
     description:
       - Seconds that C(/health) may take. It needs 1 when all is well, and 20 to say that the
@@ -123,18 +137,27 @@ server:
     state:
       description:
         - V(absent) - there is no such unit.
-        - V(stopped) - it is not started, or is stopping.
+        - V(stopped) - it is not started, or is stopping without an answer to anybody.
+        - V(draining) - it was told to stop, and answers the requests that it has. Wait, or let
+          systemd kill it when its time is over.
         - V(loading) - it runs and its port is still closed.
         - V(warming) - it answers but has not generated yet.
         - V(ready) - it is healthy and offers the expected model.
         - V(degraded) - it answers, but something is wrong with what it answers.
         - V(hung) - its scheduler does not answer.
-        - V(failed) - it has ended with an error, or its start cannot succeed any more.
+        - V(failed) - it has ended with an error, its start cannot succeed any more, or takes
+          longer than O(loading_timeout) or O(warming_timeout) allow.
         - V(unreachable) - it cannot be reached from here.
       returned: always
       type: str
-      choices: [absent, stopped, loading, warming, ready, degraded, hung, failed, unreachable]
+      choices: [absent, stopped, loading, warming, ready, degraded, hung, draining, failed,
+        unreachable]
       sample: ready
+    settled:
+      description: Whether waiting will not change the state. A wait ends at once then.
+      returned: always
+      type: bool
+      sample: true
     reason:
       description: Why, in a sentence. For a failed server with the line of its log that explains
         it.
@@ -146,6 +169,26 @@ server:
       returned: always
       type: str
       sample: loading weights, 25 % (10/39 files)
+    seconds:
+      description: Since when, in seconds. Each is V(null) when it is not known.
+      returned: always
+      type: dict
+      contains:
+        running:
+          description: Since the start of its main process.
+          returned: always
+          type: int
+          sample: 95
+        stage:
+          description: Since the beginning of the present stage of its start.
+          returned: always
+          type: int
+          sample: 40
+        quiet:
+          description: Since the last line of its log.
+          returned: always
+          type: int
+          sample: 2
     url:
       description: Where it was asked.
       returned: always
@@ -192,6 +235,48 @@ server:
           returned: always
           type: bool
           sample: true
+    gpu_processes:
+      description:
+        - The processes of this machine or container that have a GPU's node open, without
+          nvidia-persistenced. V(null) when not all could be looked at, or O(url) is elsewhere.
+        - In a container those of the host and of other containers are not seen.
+      returned: always
+      type: list
+      elements: dict
+      contains:
+        pid:
+          description: The process.
+          returned: always
+          type: int
+          sample: 4244
+        command:
+          description: Its name.
+          returned: always
+          type: str
+          sample: sglang::schedul
+        nodes:
+          description: The nodes it has open.
+          returned: always
+          type: list
+          elements: str
+          sample: [/dev/nvidia0]
+        computes:
+          description: Whether it has C(/dev/nvidia-uvm) open too, as CUDA needs, and programs that
+            only watch GPUs do not. V(null) when there is no such node.
+          returned: always
+          type: bool
+          sample: true
+        ours:
+          description: Whether it belongs to O(unit), V(null) without one.
+          returned: always
+          type: bool
+          sample: true
+    node_rank:
+      description: Which of several machines this is for one server, from its log. All but V(0) only
+        compute. V(null) when it is not known.
+      returned: always
+      type: int
+      sample: 0
     version:
       description: Version of SGLang that runs.
       returned: always
@@ -305,7 +390,8 @@ witnesses:
   elements: dict
   contains:
     name:
-      description: V(unit), V(journal), V(port), V(health), V(models), V(generation) or V(counters).
+      description: V(unit), V(journal), V(port), V(gpu_processes), V(health), V(models),
+        V(generation) or V(counters).
       returned: always
       type: str
       sample: health
@@ -325,7 +411,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import describe
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import Limits, describe
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Client
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_look import (
     Question,
@@ -357,17 +443,21 @@ def main() -> None:
             "generate": {"type": "bool", "default": False},
             "acceptance_tokens": {"type": "int", "default": 0, "no_log": False},
             "wait": {"type": "int", "default": 0},
+            "loading_timeout": {"type": "int"},
+            "warming_timeout": {"type": "int"},
             "timeout": {"type": "float", "default": 30.0},
             "validate_certs": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
     options = dict(module.params)
-    wait = 0 if module.check_mode else options.pop("wait")
-    options.pop("wait", None)
-    client = Client(options["url"], options.pop("api_key"), options.pop("validate_certs"))
+    wait = 0 if module.check_mode else options["wait"]
+    del options["wait"]
+    limits = Limits(options.pop("loading_timeout"), options.pop("warming_timeout"))
+    key, checked = options.pop("api_key"), options.pop("validate_certs")
     try:
-        result = run(Question(**options), client, wait)
+        client = Client(options["url"], key, checked)
+        result = run(Question(**options, limits=limits), client, wait)
     except GpuHostError as error:
         module.fail_json(msg=str(error))
     server = result["server"]

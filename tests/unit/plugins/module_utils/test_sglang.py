@@ -9,18 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
+    GpuHostError,
+    UnreadableError,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import (
-    Listener,
-    Unit,
+    Limits,
     Witnesses,
     describe,
     judge_server,
-    parse_unit,
-    read_listener,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Metric, Reply
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import Log, read_log
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_unit import (
+    GpuProcess,
+    Listener,
+    Unit,
+    parse_unit,
+    read_gpu_processes,
+    read_hints,
+    read_listener,
+    service_name,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 URL = "http://127.0.0.1:30000"
@@ -46,6 +56,12 @@ HEALTHY = reply(200, 1.02)
 MODELS = reply(200, data=[{"id": "qwen", "max_model_len": 262144}])
 UP = log("Uvicorn running on http://0.0.0.0:30000", "The server is fired up and ready to roll!")
 LOADS = log("server_args=ServerArgs(x)", "Load weight begin. avail mem=95 GB")
+DRAINS = log("The server is fired up and ready to roll!", "SIGTERM received. signum=15")
+HOLDERS = (
+    GpuProcess(43, "sglang::schedul", ("/dev/nvidia0",), True, True),
+    GpuProcess(9, "train", ("/dev/nvidia1",), True, False),
+    GpuProcess(8, "nvtop", ("/dev/nvidia1",), False, False),
+)
 READY = Witnesses(
     URL,
     expected="qwen",
@@ -57,6 +73,12 @@ READY = Witnesses(
     metrics={},
 )
 STARTS = replace(READY, log=LOADS, listener=CLOSED, health=REFUSED, models=None, metrics=None)
+WARMS = replace(
+    READY,
+    log=replace(log("Uvicorn running on http://0.0.0.0:30000"), stage=60.0),
+    health=reply(503),
+    models=None,
+)
 NO_UNIT = replace(READY, unit=None, log=None, listener=replace(OPEN, ours=None))
 REMOTE = replace(NO_UNIT, listener=None)
 
@@ -82,6 +104,23 @@ def unit(active: str, sub: str = "", **parts: Any) -> Unit:
         ),
         (replace(STARTS, unit=unit("inactive", "dead")), "stopped", "is not running$"),
         (replace(READY, unit=unit("deactivating", "stop-sigterm")), "stopped", "is stopping"),
+        (replace(STARTS, unit=unit("inactive", "dead", load="masked")), "stopped", "is masked"),
+        (replace(STARTS, unit=unit("failed", load="bad-setting")), "failed", "systemd-analyze"),
+        (
+            replace(STARTS, unit=unit("inactive", "dead"), listener=FOREIGN, processes=HOLDERS),
+            "stopped",
+            r"\(nginx\) listens on its port; left of it: process 43 \(sglang::schedul\) with "
+            r"/dev/nvidia0; on GPUs: process 9 \(train\) with /dev/nvidia1, which must end",
+        ),
+        (
+            replace(STARTS, unit=unit("failed", exit_status=137), processes=HOLDERS[:1]),
+            "failed",
+            "left of it: process 43",
+        ),
+        # told to end
+        (replace(READY, unit=unit("deactivating"), log=DRAINS), "draining", "what is left"),
+        (replace(READY, log=DRAINS, health=reply(503)), "draining", "was told to end"),
+        (replace(READY, log=DRAINS, listener=CLOSED, health=REFUSED), "draining", "told to end"),
         # starting
         (STARTS, "loading", "sglang is loading weights"),
         (replace(STARTS, unit=unit("activating", "start")), "loading", "loading weights"),
@@ -138,14 +177,18 @@ def unit(active: str, sub: str = "", **parts: Any) -> Unit:
         ),
         # hung, or only busy
         (
-            replace(READY, health=reply(503, 20.0), moved=False),
+            replace(READY, health=reply(503, 20.0), stands=True),
             "hung",
             "503 after 20 s, and no tok",
         ),
-        (replace(READY, health=TIMEOUT, moved=False), "hung", "no answer after 30 s"),
+        (replace(READY, health=TIMEOUT, stands=True), "hung", "no answer after 30 s"),
         (replace(READY, health=reply(503, 20.0)), "hung", "without the flag enable-metrics"),
-        (replace(REMOTE, health=TIMEOUT, moved=False), "hung", "no answer after 30 s"),
-        (replace(READY, health=reply(503, 20.0), moved=True), "degraded", "it is busy"),
+        (replace(REMOTE, health=TIMEOUT, stands=True), "hung", "no answer after 30 s"),
+        (
+            replace(READY, health=reply(503, 20.0), moved="its counters of tokens move"),
+            "degraded",
+            "it is busy",
+        ),
         # not from here
         (replace(READY, listener=CLOSED, health=REFUSED), "unreachable", "is that its port"),
         (
@@ -174,8 +217,8 @@ def test_state(seen: Witnesses, state: str, reason: str) -> None:
         (READY, True),
         (STARTS, False),
         (replace(READY, log=LOADS, health=reply(503)), False),
-        (replace(READY, health=reply(503, 20.0), moved=False), False),
-        (replace(READY, health=reply(503, 20.0), moved=True), False),
+        (replace(READY, health=reply(503, 20.0), stands=True), False),
+        (replace(READY, health=reply(503, 20.0), moved="its counters of tokens move"), False),
         (replace(READY, health=reply(503)), False),
         (replace(REMOTE, health=REFUSED), False),
         (replace(STARTS, listener=FOREIGN), True),
@@ -191,7 +234,7 @@ def test_what_waiting_cannot_change(seen: Witnesses, settled: bool) -> None:
 
 def test_each_witness_speaks_for_itself() -> None:
     seen = replace(
-        READY, health=reply(503, 20.0), models=None, moved=False, metrics={"x": Metric(1.0, 1.0)}
+        READY, health=reply(503, 20.0), models=None, stands=True, metrics={"x": Metric(1.0, 1.0)}
     )
     assert list(describe(seen)) == [
         ("unit", "active (running), restarts 0, main PID 42", True),
@@ -201,13 +244,14 @@ def test_each_witness_speaks_for_itself() -> None:
             True,
         ),
         ("port", "process 42 (python) listens on 0.0.0.0", True),
+        ("gpu_processes", "not readable", None),
         ("health", "503 after 20.0 s", False),
         ("counters", "standing still", False),
     ]
     said = {name: (what, good) for name, what, good in describe(replace(READY, expected="glm"))}
     assert said["models"] == ("200 after 0.0 s: qwen", False)
     said = {name: (what, good) for name, what, good in describe(replace(STARTS, log=None))}
-    assert said["journal"] == ("not readable", None)
+    assert said["journal"] == ("not readable, or empty", None)
     assert said["port"] == ("closed", False)
 
 
@@ -314,3 +358,114 @@ def test_listener_that_cannot_be_looked_at(tmp_path: Path) -> None:
     host = tree(tmp_path, ANY4)
     (tmp_path / "proc/43/fd/5").unlink()
     assert read_listener(host, URL, RUNS) == Listener(open=True, addresses=("0.0.0.0",))
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "reason"),
+    [
+        (STARTS, "loading", "for 600 s now$"),
+        (replace(STARTS, limits=Limits(loading=900)), "loading", "for 600 s now$"),
+        (replace(STARTS, limits=Limits(loading=500)), "failed", "600 s now: loading may take 500"),
+        (replace(STARTS, limits=Limits(warming=1)), "loading", ""),
+        (replace(STARTS, unit=unit("activating", "start-pre", age=9.0)), "loading", "ExecStartPre"),
+        (replace(WARMS, limits=Limits(warming=100)), "warming", "for 60 s now"),
+        (replace(WARMS, limits=Limits(warming=50)), "failed", "60 s now: warming may take 50 s"),
+        (replace(WARMS, limits=Limits(loading=5)), "warming", ""),
+        # when the warm-up began is not known
+        (replace(WARMS, log=None, limits=Limits(400, 100)), "failed", "may take 500 s"),
+        (replace(WARMS, log=None, limits=Limits(500, 101)), "warming", "for 600 s now"),
+        (replace(WARMS, log=None, limits=Limits(warming=1)), "warming", ""),
+    ],
+)
+def test_limits_of_a_start(seen: Witnesses, state: str, reason: str) -> None:
+    seen = replace(seen, unit=replace(seen.unit or RUNS, age=600.0))
+    verdict = judge_server(seen)
+    assert (verdict.state, verdict.settled) == (state, state == "failed")
+    assert re.search(reason, verdict.reason), verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "age"),
+    [
+        ("", None),  # waits for its next start
+        ("SubState=start-pre\n", 90.0),
+        ("SubState=running\nMainPID=7\n", 80.0),
+        ("SubState=failed\nActiveState=failed\n", None),
+    ],
+)
+def test_age_of_a_run(changed: str, age: float | None) -> None:
+    stamps = "InactiveExitTimestampMonotonic=10000000\nExecMainStartTimestampMonotonic=20000000\n"
+    assert parse_unit("sglang", SHOW + stamps + changed, now=100.0).age == age
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "sgl*", "sglang.socket", "a/b", "x\n"])
+def test_no_name_of_a_service(name: str) -> None:
+    with pytest.raises(GpuHostError, match="not the name of a systemd service"):
+        service_name(name)
+
+
+def gpu_tree(root: Path) -> Reader:
+    """Write GPUs 0 and 1, a server with an orphan, a stranger and two that only watch."""
+    (root / "dev").mkdir()
+    nodes = {"nvidia0": "c 195:0", "nvidia1": "c 195:1", "nvidia-uvm": "c 508:0"}
+    nodes["nvidiactl"] = "c 195:255"
+    for name, number in nodes.items():
+        (root / "dev" / name).write_text(f"{number}\n")
+    for pid, command, unit_name, opened in (
+        (42, "sglang::schedul", "sglang", ("nvidia0", "nvidia-uvm", "nvidiactl")),
+        (50, "train", "other", ("nvidia1", "nvidia-uvm")),
+        (51, "nvtop", "other", ("nvidia0", "nvidia1", "nvidiactl")),
+        (52, "nvidia-persiste", "nvidia-persistenced", ("nvidia0", "nvidia1")),
+        (53, "uvm-only", "other", ("nvidia-uvm",)),
+    ):
+        folder = root / "proc" / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "comm").write_text(f"{command}\n")
+        (folder / "cmdline").write_text(f"{command}\0--api-key\0hunter2\0")
+        (folder / "cgroup").write_text(f"0::/system.slice/{unit_name}.service\n")
+        (folder / "stat").write_text(f"{pid} (x) S 1 0 0")
+        for number, name in enumerate(opened):
+            (folder / "fd" / str(number + 3)).symlink_to(f"/dev/{name}")
+    return Reader(str(root))
+
+
+def test_who_has_gpus_open(tmp_path: Path) -> None:
+    stopped = replace(unit("inactive", "dead"), main_pid=None, control_group="")
+    host = gpu_tree(tmp_path)
+    found = (
+        GpuProcess(42, "sglang::schedul", ("/dev/nvidia0",), True, True),
+        GpuProcess(50, "train", ("/dev/nvidia1",), True, False),
+        GpuProcess(51, "nvtop", ("/dev/nvidia0", "/dev/nvidia1"), False, False),
+    )
+    assert read_gpu_processes(host, stopped) == found  # what a killed server has left is its own
+    assert read_gpu_processes(host, None) == tuple(replace(one, ours=None) for one in found)
+    (tmp_path / "dev/nvidia-uvm").unlink()
+    assert {one.computes for one in read_gpu_processes(host, None) or ()} == {None}
+    for name in ("nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).unlink()
+    assert read_gpu_processes(host, None) == ()
+
+
+def test_gpus_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = gpu_tree(tmp_path)
+    names = Reader.names
+
+    def refuse(self: Reader, path: str) -> list[str]:
+        if path == "/proc/50/fd":
+            raise UnreadableError(path)
+        return names(self, path)
+
+    monkeypatch.setattr(Reader, "names", refuse)
+    assert read_gpu_processes(host, None) is None
+
+
+def test_hints_of_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    host = gpu_tree(tmp_path)
+    assert read_hints(host, RUNS) == (None, None)
+    (tmp_path / "proc/42/stat").write_text("42 (a) b) T 1 0 0")
+    (tmp_path / "proc/50/comm").write_text("ptxas\n")  # of another unit
+    assert read_hints(host, RUNS) == (
+        None, "process 42 (sglang::schedul) is stopped (SIGSTOP)",
+    )  # fmt: skip
+    (tmp_path / "proc/42/comm").write_text("ptxas\n")
+    assert read_hints(host, RUNS)[0] == "process 42 (ptxas)"

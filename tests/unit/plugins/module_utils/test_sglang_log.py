@@ -21,8 +21,8 @@ START = [
 ]
 
 
-def log(*lines: str, truncated: bool = False) -> Log:
-    return read_log([(None, line) for line in lines], truncated=truncated)
+def log(*lines: str) -> Log:
+    return read_log([(None, line) for line in lines])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,9 @@ def test_progress(count: int, progress: str | None) -> None:
 
 
 def test_long_log_has_been_ready() -> None:
-    assert log("[2026-10-31 12:00:36 TP0] Decode batch, #running-req: 1", truncated=True).ready
+    assert log("[2026-10-31 12:00:36 TP0] Decode batch, #running-req: 1").ready
+    assert log('INFO:     127.0.0.1:4711 - "GET /health HTTP/1.1" 200 OK').ready
+    assert not log(START[1], 'INFO:     127.0.0.1:4711 - "POST /generate HTTP/1.1" 200 OK').ready
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -48,6 +49,7 @@ class Server:
         given += ["--enable-metrics", "--tensor-parallel-size", "4"]
         lab = {"LAB_SGLANG_GPUS": "none", "LAB_SGLANG_LOAD_SECONDS": "0"}
         lab |= {"LAB_SGLANG_WARMUP_SECONDS": "0", "LAB_SGLANG_TIME_SCALE": "0"}
+        self._started = time.monotonic()
         with self._log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*command, *given, *flags],
@@ -59,10 +61,13 @@ class Server:
     def run(self, command: Any) -> str:
         """Answer as `systemctl show` and `journalctl` do for a running service."""
         if command[0] == "journalctl":
-            return "".join(
-                f"{time.time():.6f} ct100 python[{self.process.pid}]: {line}\n"
-                for line in self._log.read_text().splitlines()
-            )
+            lines, at = [], self._started
+            for line in self._log.read_text().splitlines():
+                if re.match(r"\[\d{4}-", line):
+                    written = time.mktime(time.strptime(line[1:20], "%Y-%m-%d %H:%M:%S"))
+                    at = max(at, time.monotonic() - (time.time() - written))
+                lines.append(f"[{at:13.6f}] ct100 python[{self.process.pid}]: {line}\n")
+            return "".join(lines)
         return (
             "LoadState=loaded\nActiveState=active\nSubState=running\nNRestarts=0\n"
             f"MainPID={self.process.pid}\nInvocationID=01ab\nExecMainStatus=0\nResult=success\n"
@@ -128,7 +133,11 @@ def test_ready(run_module: Run, server: Server) -> None:
     assert found["speculation"]["algorithm"] == "EAGLE"
     assert found["speculation"]["num_draft_tokens"] == 4
     names = [(witness["name"], witness["ok"]) for witness in result["witnesses"]]
-    assert names == [("port", None), ("health", True), ("models", True), ("generation", True)]
+    assert names == [
+        ("port", None), ("gpu_processes", None), ("health", True), ("models", True),
+        ("generation", True),
+    ]  # fmt: skip
+    assert found["settled"] is True
 
 
 def test_no_key_in_a_result(run_module: Run, server: Server) -> None:
@@ -186,7 +195,8 @@ def test_hung_scheduler(start: Callable[..., Server]) -> None:
         os.kill(scheduler, signal.SIGSTOP)
     seen = server.look()
     assert judge_server(seen).state == "hung"
-    assert (seen.health.status, seen.moved, seen.models) == (503, False, None)
+    assert (seen.health.status, seen.moved, seen.models) == (503, None, None)
+    assert (seen.stands, seen.stuck is not None) == (True, True)
     assert judge_server(server.look(timeout=3.5)).state == "hung"
 
 
@@ -219,7 +229,7 @@ def test_waiting_ends_with_what_the_witnesses_said(run_module: Run) -> None:
     result = run_module(sglang_info, url=url, wait=1)
     assert result["failed"]
     assert result["msg"].startswith(f"SGLang at {url} is unreachable: ")
-    assert "port: closed; health: refused" in result["msg"]
+    assert "port: closed; gpu_processes: none; health: refused" in result["msg"]
     assert result["server"]["state"] == "unreachable"
     assert "failed" not in run_module(sglang_info, url=url, wait=1, check=True)
 
