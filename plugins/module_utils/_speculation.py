@@ -55,6 +55,14 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Bytes of a checkpoint's tensors: all, and those of MTP; `None` when they cannot be told."""
+
+    total: int | None
+    mtp: int | None
+
+
+@dataclass(frozen=True)
 class Acceptance:
     """How speculation does.
 
@@ -169,15 +177,47 @@ def _absent(model_path: str, name: str, host: Reader) -> bool:
     return not start or start.startswith(b"version https://git-lfs")
 
 
-def _header(path: str, host: Reader) -> list[str]:
+def _header(path: str, host: Reader) -> dict[str, Any]:
     """Return the tensors of one file: 8 bytes of length, little endian, then a JSON object."""
     size = int.from_bytes((host.head(path, 8) or b"").ljust(8, b"\0"), "little")
     try:
         if size > 100_000_000:  # the limit of the format
             raise ValueError("the header is too long")
-        return [str(name) for name in json.loads((host.head(path, 8 + size) or b"")[8:])]
-    except ValueError as error:
+        return dict(json.loads((host.head(path, 8 + size) or b"")[8:]))
+    except (ValueError, TypeError) as error:
         raise GpuHostError(f"{path} is no safetensors file: {error}; download it again") from error
+
+
+def read_sizes(
+    model_path: str, config: dict[str, Any], family: Family | None, host: Reader = _LIVE
+) -> Sizes:
+    """Return how many bytes a checkpoint's tensors take, by the headers of its files.
+
+    A file without a readable header leaves both unknown, but for the sum that the index gives.
+    """
+    prefixes = _prefixes(config, family)
+    index = host.text(f"{model_path}/model.safetensors.index.json")
+    listed = {} if index is None else _weight_map(index, model_path)
+    names = set(listed.values()) or {"model.safetensors"}
+    if host.exists(f"{model_path}/mtp.safetensors"):
+        names.add("mtp.safetensors")
+    total = mtp = 0
+    try:
+        for name in sorted(names):
+            for tensor, entry in _header(f"{model_path}/{name}", host).items():
+                if tensor != "__metadata__":
+                    start, end = entry["data_offsets"]
+                    total += end - start
+                    mtp += end - start if tensor.startswith(prefixes) else 0
+    except (GpuHostError, KeyError, TypeError, ValueError):
+        return Sizes(_declared_size(index), None)
+    return Sizes(total, mtp if prefixes else None)
+
+
+def _declared_size(index: str | None) -> int | None:
+    """Return the sum of bytes that an index names."""
+    size = None if index is None else (json.loads(index).get("metadata") or {}).get("total_size")
+    return int(size) if isinstance(size, (int, float)) else None
 
 
 def missing_files(weights: Weights) -> Iterable[Problem]:

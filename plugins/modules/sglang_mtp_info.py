@@ -37,14 +37,40 @@ options:
     type: path
   model_path:
     description:
-      - The folder of the model.
-    type: path
+      - The folder of the model, or its id on Hugging Face, as C(org/name), which is looked for in
+        the cache in O(hf_home).
+    type: str
     required: true
+  hf_home:
+    description:
+      - The folder C(HF_HOME) of the server, for a model that is named by its id.
+    type: path
+    version_added: 0.2.0
   num_steps:
     description:
       - How many tokens are drafted before the model verifies them; it verifies one more.
     type: int
     default: 3
+  wanted:
+    description:
+      - The flags that the server gets anyway, as in M(gpuhost.inference.sglang_flags_info). They
+        win over what is decided here where the release can run both, and are a problem where it
+        cannot.
+      - They decide the capacity too.
+    type: raw
+    version_added: 0.2.0
+  environment:
+    description:
+      - The environment that the server gets anyway. Only variables that SGLang reads are looked at.
+    type: dict
+    default: {}
+    version_added: 0.2.0
+  gpu_memory_mib:
+    description:
+      - Memory of the smallest GPU in MiB, for the capacity. Without it, C(nvidia-smi) is asked;
+        where that does not answer the capacity is V(null).
+    type: int
+    version_added: 0.2.0
 seealso:
   - module: gpuhost.inference.sglang_flags_info
   - module: gpuhost.inference.sglang_info
@@ -61,6 +87,17 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: result.mtp.supported
     fail_msg: "{{ result.mtp.problems | map(attribute='message') | join('; ') }}"
+
+- name: See how many requests would run at once with it, before anything is restarted
+  gpuhost.inference.sglang_mtp_info:
+    python: /opt/sglang/bin/python
+    model_path: /srv/models/qwen3.5-122b
+    gpu_memory_mib: 97887
+    wanted:
+      tensor-parallel-size: 4
+      mem-fraction-static: 0.8
+      max-running-requests: 64
+  register: result
 """
 
 RETURN = r"""
@@ -146,32 +183,206 @@ mtp:
       type: list
       elements: dict
       sample: []
+capacity:
+  description:
+    - How many requests and tokens fit the server, predicted with the formulas of the release,
+      without MTP and with it.
+    - A value is V(null) when an input is not known, never guessed.
+  returned: always
+  type: dict
+  contains:
+    without_mtp:
+      description: With the wanted flags, but without those of speculation.
+      returned: always
+      type: dict
+      contains:
+        max_running_requests:
+          description: Requests that run at once; more of them wait. V(null) when it cannot be told.
+          returned: always
+          type: int
+          sample: 24
+        requested:
+          description: The number that the flags ask for, or 48, which SGLang takes with
+            speculation; V(null) when neither.
+          returned: always
+          type: int
+          sample: 48
+        limited_by:
+          description: What limits the requests, V(requested), V(states) or V(kv_cache).
+          returned: always
+          type: str
+          sample: states
+        state_slots:
+          description: Slots for the states of Mamba or linear attention; V(null) for a model
+            without.
+          returned: always
+          type: int
+          sample: 123
+        slots_per_request:
+          description: How many of them a running request holds.
+          returned: always
+          type: int
+          sample: 5
+        state_mib:
+          description: Memory of one slot on one GPU.
+          returned: always
+          type: float
+          sample: 36.6
+        kv_tokens:
+          description: Tokens that the key-value cache holds.
+          returned: always
+          type: int
+          sample: 733361
+        kv_bytes_per_token:
+          description: Memory of one token on one GPU.
+          returned: always
+          type: int
+          sample: 13312
+        weights_mib:
+          description: Weights on one GPU.
+          returned: always
+          type: int
+          sample: 60313
+        budget_mib:
+          description: What SGLang shares out among states and key-value cache on one GPU.
+          returned: always
+          type: int
+          sample: 17416
+        unknown:
+          description: Why values are V(null).
+          returned: always
+          type: list
+          elements: str
+          sample: []
+    with_mtp:
+      description: With the wanted flags and those that are decided.
+      returned: always
+      type: dict
+      contains:
+        max_running_requests:
+          description: Requests that run at once; more of them wait. V(null) when it cannot be told.
+          returned: always
+          type: int
+          sample: 24
+        requested:
+          description: The number that the flags ask for, or 48, which SGLang takes with
+            speculation; V(null) when neither.
+          returned: always
+          type: int
+          sample: 48
+        limited_by:
+          description: What limits the requests, V(requested), V(states) or V(kv_cache).
+          returned: always
+          type: str
+          sample: states
+        state_slots:
+          description: Slots for the states of Mamba or linear attention; V(null) for a model
+            without.
+          returned: always
+          type: int
+          sample: 123
+        slots_per_request:
+          description: How many of them a running request holds.
+          returned: always
+          type: int
+          sample: 5
+        state_mib:
+          description: Memory of one slot on one GPU.
+          returned: always
+          type: float
+          sample: 36.6
+        kv_tokens:
+          description: Tokens that the key-value cache holds.
+          returned: always
+          type: int
+          sample: 733361
+        kv_bytes_per_token:
+          description: Memory of one token on one GPU.
+          returned: always
+          type: int
+          sample: 13312
+        weights_mib:
+          description: Weights on one GPU.
+          returned: always
+          type: int
+          sample: 60313
+        budget_mib:
+          description: What SGLang shares out among states and key-value cache on one GPU.
+          returned: always
+          type: int
+          sample: 17416
+        unknown:
+          description: Why values are V(null).
+          returned: always
+          type: list
+          elements: str
+          sample: []
+    assumptions:
+      description: What the numbers take for granted.
+      returned: always
+      type: list
+      elements: str
+      sample:
+        - the weights are divided evenly among the GPUs
 """
 
 from dataclasses import asdict
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuhost.inference.plugins.module_utils._capacity import (
+    Server,
+    predict,
+    smallest_gpu,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families import family_of
-from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import decide
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import decide, values_of
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import parse_wanted
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import (
     find_package,
     read_flags,
+    version_key,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_model import model_folder
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
     architecture_of,
     read_config,
+    read_sizes,
     read_weights,
 )
 
 
-def run(python: str | None, package: str | None, model_path: str, num_steps: int) -> dict[str, Any]:
-    flags = read_flags(find_package(python, package))
-    config = read_config(model_path)
-    weights = read_weights(model_path, config, family_of(architecture_of(config)))
-    mtp = decide(flags, config, weights, num_steps)
-    return {"changed": False, "version": flags.version, "mtp": asdict(mtp)}
+def run(params: dict[str, Any]) -> dict[str, Any]:
+    flags = read_flags(find_package(params["python"], params["package"]))
+    wanted = parse_wanted(params["wanted"] or [])
+    values = values_of(flags, wanted)
+    environment = {name: str(value) for name, value in params["environment"].items()}
+    folder = model_folder(params["model_path"], params["hf_home"])
+    config = read_config(folder)
+    family = family_of(architecture_of(config))
+    draft = "".join(values.get("--speculative-draft-model-path", ()))
+    own = family is not None and family.own_draft and draft != ""
+    layers = model_folder(draft, params["hf_home"]) if own else folder
+    weights = read_weights(layers, config, family)
+    mtp = decide(
+        flags, config, weights, params["num_steps"], wanted=wanted, environment=environment
+    )
+    memory = params["gpu_memory_mib"]
+    server = Server(
+        version_key(flags.version),
+        config,
+        values,
+        read_sizes(folder, config, family),
+        smallest_gpu() if memory is None else memory,
+        environment,
+    )
+    return {
+        "changed": False,
+        "version": flags.version,
+        "mtp": asdict(mtp),
+        "capacity": asdict(predict(server, mtp.flags)),
+    }
 
 
 def main() -> None:
@@ -179,8 +390,12 @@ def main() -> None:
         argument_spec={
             "python": {"type": "path"},
             "package": {"type": "path"},
-            "model_path": {"type": "path", "required": True},
+            "model_path": {"type": "str", "required": True},
+            "hf_home": {"type": "path"},
             "num_steps": {"type": "int", "default": 3},
+            "wanted": {"type": "raw"},
+            "environment": {"type": "dict", "default": {}},
+            "gpu_memory_mib": {"type": "int"},
         },
         mutually_exclusive=[("python", "package")],
         required_one_of=[("python", "package")],
@@ -189,7 +404,7 @@ def main() -> None:
     try:
         if module.params["num_steps"] < 1:
             raise GpuHostError("num_steps must be at least 1")
-        result = run(**module.params)
+        result = run(module.params)
     except GpuHostError as error:
         module.fail_json(msg=str(error))
     module.exit_json(**result)

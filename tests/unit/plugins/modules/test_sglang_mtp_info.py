@@ -69,3 +69,35 @@ def test_bad_options(
     result = run_module(sglang_mtp_info, package=installed, **options)
     assert result["failed"]
     assert message in result["msg"]
+
+
+def test_capacity_beside_wanted_flags(run_module: Run, tmp_path: Path, installed: str) -> None:
+    config = {
+        "architectures": ["MiMoForCausalLM"],
+        "num_hidden_layers": 36,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32768,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layer = {"data_offsets": [0, 1 << 20]}
+    text = json.dumps({"model.mtp_layers.0.fc": layer, "lm_head": layer}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    options = {"package": installed, "model_path": str(tmp_path), "gpu_memory_mib": 24576}
+    wanted = {"mem-fraction-static": 0.8, "speculative-algorithm": "EAGLE", "api-key": "hidden"}
+    result = run_module(sglang_mtp_info, **options, wanted=wanted)
+    assert "--speculative-algorithm" not in result["mtp"]["flags"]
+    arms = result["capacity"]
+    assert arms["with_mtp"]["max_running_requests"] == 48
+    assert (arms["without_mtp"]["weights_mib"], arms["with_mtp"]["weights_mib"]) == (1, 2)
+    assert "hidden" not in json.dumps({k: result[k] for k in ("mtp", "capacity")})
+    environment = {"SGLANG_SIMULATE_ACC_LEN": 3}
+    assert run_module(sglang_mtp_info, **options, environment=environment)["mtp"]["supported"] is (
+        False
+    )
+
+
+def test_model_by_its_id(run_module: Run, tmp_path: Path, installed: str) -> None:
+    options = {"package": installed, "model_path": "org/name", "hf_home": str(tmp_path)}
+    assert "org/name is not in the cache" in run_module(sglang_mtp_info, **options)["msg"]
