@@ -219,7 +219,7 @@ def _judge_closed(seen: Witnesses, unit: Unit) -> Verdict:
             f"{unit.name} runs and has been ready, but {seen.url} refuses connections: "
             "is that its port?",
         )
-    if unit.sub == "start-pre":
+    if unit.sub == "start-pre" and (log is None or log.progress is None):
         doing = "doing its checks before the start (ExecStartPre)"
     else:
         doing = _progress(log)
@@ -415,6 +415,8 @@ def _why_failed(unit: Unit, log: Log | None) -> str:
         return f"{said}; its journal could not be read, or is lost"
     if log.decisive is None:
         return f"{said}; {_last(log)}"
+    if log.meaning is not None and log.decisive.endswith(log.meaning):
+        return f"{said}. Its log: {log.decisive.rstrip('.')}"
     return f"{said}. {log.meaning}. Its log: {log.decisive.rstrip('.')}"
 
 

@@ -115,7 +115,9 @@ class _Socket:
         self._connected = connected
         self._end = end
         self.sendall = connected.sendall
-        self.close = connected.close
+
+    def close(self) -> None:
+        """Leave it open, as an answer that ends with its connection is still to be read."""
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """Return the incoming side."""
@@ -167,6 +169,8 @@ class Client:
             content = answer.read(MOST + 1)
             if len(content) > MOST:
                 failure = f"an answer of more than {MOST} bytes"
+            elif answer.length:  # the rest never came
+                raise http.client.IncompleteRead(content, answer.length)
             else:
                 status, text = answer.status, content.decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:

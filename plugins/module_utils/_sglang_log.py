@@ -147,6 +147,9 @@ _STAGES = (
     (r"max_total_num_tokens=", "starting the web server"),
     (r"Uvicorn running on|Application startup complete", WARMING),
 )
+# What the role's program says before each start; roles/sglang/files/gpuhost-sglang-start
+_WILL_NOT = re.compile(r"gpuhost: will not start: (.+)")
+_WAITS = re.compile(r"gpuhost: waits (.+)")
 _READY = "The server is fired up and ready to roll"
 # What is only said in service: a log without a beginning that says it has been ready.
 _SERVES = re.compile(r'Decode batch|"(?:POST /\S+|GET /health\S*) HTTP/1\.1" 200')
@@ -239,6 +242,9 @@ def read_log(records: Records, now: float | None = None) -> Log:
                 progress = stage
                 beginning = True
                 break
+        waits = _WAITS.match(line)
+        if waits:
+            progress, began = redact(f"waiting {waits[1]}")[:300], at
         shards = _SHARDS.findall(line)  # a progress bar is one long line of its states
         if shards:
             progress = f"{LOADING}, {shards[-1][0]} % ({shards[-1][1]} files)"
@@ -297,6 +303,10 @@ def _batches(at: float | None, line: str) -> Iterator[Batch]:
 
 def _decisive(lines: Sequence[str]) -> tuple[str | None, Meaning | None]:
     """Return the line that explains an end: a cause before a consequence, an early one first."""
+    for line in lines:
+        refused = _WILL_NOT.match(line)
+        if refused:
+            return line, Meaning(_WILL_NOT.pattern, redact(refused[1])[:500])
     found: list[tuple[int, str, Meaning]] = []
     for number, line in enumerate(lines):
         if _USERS_TEXT.match(line):

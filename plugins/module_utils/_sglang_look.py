@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _command
@@ -52,6 +52,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_unit imp
     read_oom_kills,
     service_name,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_window import (
+    Window,
+    watch,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
     judge_acceptance,
 )
@@ -86,6 +90,7 @@ class Question:
         acceptance_tokens: measure the acceptance of drafts over that many tokens, 0 for not.
         timeout: seconds `/health` may take; it needs 20 to say that the scheduler hangs.
         limits: seconds that the phases of a start may take.
+        window: seconds over which speculation is watched, 0 for not.
     """
 
     url: str
@@ -95,6 +100,7 @@ class Question:
     acceptance_tokens: int = 0
     timeout: float = 30.0
     limits: Limits = NO_LIMITS
+    window: int = 0
 
 
 def look(question: Question, client: Client, host: Reader, run: Runner = _command.run) -> Witnesses:
@@ -107,7 +113,7 @@ def look(question: Question, client: Client, host: Reader, run: Runner = _comman
         UnreadableError: the socket table of the kernel is not readable.
     """
     unit = read_unit(question.unit, host, run)
-    log = None if unit is None else _read_journal(unit, run)
+    log = read_journal(unit, run)
     listener = read_listener(host, question.url, unit)
     seen = Witnesses(
         url=question.url,
@@ -142,12 +148,12 @@ def read_unit(name: str | None, host: Reader, run: Runner) -> Unit | None:
     return replace(unit, oom_kills=read_oom_kills(host, unit))
 
 
-def _read_journal(unit: Unit, run: Runner) -> Log | None:
+def read_journal(unit: Unit | None, run: Runner) -> Log | None:
     """Return the log of the unit's present or last run, `None` when it cannot be read.
 
     Its times are those of CLOCK_MONOTONIC, as the clock of the day may be set while it runs.
     """
-    if not re.fullmatch(r"[0-9a-f]+", unit.invocation):
+    if unit is None or not re.fullmatch(r"[0-9a-f]+", unit.invocation):
         return None
     try:
         command = ["journalctl", "--no-pager", "--quiet", "--output=short-monotonic"]
@@ -198,9 +204,9 @@ def _health(seen: Witnesses, question: Question, client: Client) -> Reply:
     With SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false `/health` does not ask the scheduler, and
     is well while that hangs; `/health_generate` always asks it.
     """
-    health = client.ask("/health", question.timeout)
+    health = client.ask("/health", max(question.timeout, 1.0))
     if health.status == 200 and health.seconds < _NO_GENERATION and not helps_rank_0(seen):
-        generated = client.ask("/health_generate", question.timeout)
+        generated = client.ask("/health_generate", max(question.timeout, 1.5))
         if generated.status in (None, 200, 503):
             return generated
     return health
@@ -217,7 +223,7 @@ def _busy(seen: Witnesses, client: Client, host: Reader, run: Runner, asked: flo
     unit = seen.unit
     if unit is None:
         return seen
-    log = _read_journal(unit, run)
+    log = read_journal(unit, run)
     if log is not None:
         new = [batch for batch in log.batches if batch.at is not None and batch.at > asked]
         seen = replace(seen, log=log)
@@ -260,7 +266,26 @@ def wait_until_ready(
         sleep(min(_INTERVAL.get(verdict.state, _LONG_INTERVAL), max(0.0, end - clock())))
 
 
-def facts(seen: Witnesses, verdict: Verdict, question: Question) -> dict[str, Any]:
+def watch_speculation(
+    seen: Witnesses, question: Question, client: Client, host: Reader, run: Runner = _command.run
+) -> Window | None:
+    """Return how well a server speculates over the asked window, `None` when it is not asked."""
+    if question.window <= 0:
+        return None
+    if seen.health is None or seen.health.status != 200:
+        return Window(0.0, reason="the server is not ready")
+
+    def again() -> tuple[Unit | None, Log | None]:
+        unit = read_unit(question.unit, host, run)
+        return unit, read_journal(unit, run)
+
+    drafts = whole_of((seen.info or {}).get("speculative_num_draft_tokens"))
+    return watch(question.window, drafts, client, again)
+
+
+def facts(
+    seen: Witnesses, verdict: Verdict, question: Question, window: Window | None = None
+) -> dict[str, Any]:
     """Return the server as the module's result shows it."""
     info = seen.info or {}
     states = [dict_of(state) for state in list_of(info.get("internal_states"))]
@@ -303,7 +328,10 @@ def facts(seen: Witnesses, verdict: Verdict, question: Question) -> dict[str, An
             "mamba_usage": _gauge(seen.metrics, "mamba_usage"),
             "generated_per_second": _gauge(seen.metrics, "gen_throughput"),
         },
-        "speculation": _speculation(seen, info, states, question.acceptance_tokens > 0),
+        "speculation": {
+            **_speculation(seen, info, states, question.acceptance_tokens > 0),
+            "window": None if window is None else asdict(window),
+        },
         "flags": {
             name: value for name, value in info.items() if name not in ("internal_states", "status")
         },

@@ -60,6 +60,15 @@ options:
       - It takes as long as generating that many tokens takes.
     type: int
     default: 0
+  window:
+    description:
+      - Watch for this many seconds how well it speculates on what its users ask meanwhile, into
+        RV(server.speculation.window). V(0) does not watch.
+      - Take a time in which many requests begin and end, as some counters grow when a request
+        ends.
+    type: int
+    default: 0
+    version_added: 0.2.0
   wait:
     description:
       - Seconds to wait until the server is ready. Loading a big model takes minutes.
@@ -117,11 +126,37 @@ EXAMPLES = r"""
     generate: true
     wait: 1200
 
+- name: Wait in short calls, each of which shows how far it is; the limits hold over all of them
+  gpuhost.inference.sglang_info:
+    unit: sglang
+    loading_timeout: 1800
+    warming_timeout: 600
+  register: result
+  until: result.server.settled
+  retries: 100
+  delay: 30
+
+- name: Fail unless it is ready, with the line of its log that tells why
+  ansible.builtin.assert:
+    that: result.server.state == 'ready'
+    fail_msg: "{{ result.server.state }}: {{ result.server.reason }}"
+
 - name: Measure how well it speculates
   gpuhost.inference.sglang_info:
     unit: sglang
     acceptance_tokens: 256
   register: result
+
+- name: Watch five minutes of what its users ask
+  gpuhost.inference.sglang_info:
+    unit: sglang
+    window: 300
+  register: watched
+
+- name: Warn of drafts that are hardly ever accepted
+  ansible.builtin.debug:
+    msg: "Only {{ watched.server.speculation.window.accept_length }} tokens for each pass"
+  when: (watched.server.speculation.window.accept_length or 4) < 1.4
 
 - name: Show it
   ansible.builtin.debug:
@@ -371,6 +406,47 @@ server:
           returned: always
           type: str
           sample: generate
+        window:
+          description: What happened in O(window), V(null) without it.
+          returned: always
+          type: dict
+          contains:
+            seconds:
+              description: Its length.
+              returned: always
+              type: float
+              sample: 60.0
+            generated_tokens:
+              description: Tokens that were generated, V(null) without the flag C(enable-metrics).
+              returned: always
+              type: int
+              sample: 5230
+            verify_calls:
+              description: Passes of the model over drafts, V(null) before 0.5.13.
+              returned: always
+              type: int
+              sample: 2050
+            accept_length:
+              description: Tokens for each pass, V(null) when it is not known.
+              returned: always
+              type: float
+              sample: 2.5512
+            accept_rate:
+              description: Share of the drafts that was accepted, computed alike for all releases.
+              returned: always
+              type: float
+              sample: 0.5171
+            source:
+              description: V(metrics), the counters of its ends, or V(log), its lines about batches.
+              returned: always
+              type: str
+              sample: metrics
+            reason:
+              description: Why there is no accept length, as nobody asked anything or the server
+                was restarted.
+              returned: always
+              type: str
+              sample: nothing was generated in the window
     flags:
       description: Every argument the server runs with, as it resolved them, without keys. Empty
         when it did not tell.
@@ -418,15 +494,17 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_look imp
     facts,
     look,
     wait_until_ready,
+    watch_speculation,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 
 def run(question: Question, client: Client, wait: float) -> dict[str, Any]:
     seen, verdict = wait_until_ready(lambda: look(question, client, Reader()), wait)
+    window = watch_speculation(seen, question, client, Reader())
     return {
         "changed": False,
-        "server": facts(seen, verdict, question),
+        "server": facts(seen, verdict, question, window),
         "witnesses": [
             {"name": name, "said": said, "ok": good} for name, said, good in describe(seen)
         ],
@@ -442,6 +520,7 @@ def main() -> None:
             "model_id": {"type": "str"},
             "generate": {"type": "bool", "default": False},
             "acceptance_tokens": {"type": "int", "default": 0, "no_log": False},
+            "window": {"type": "int", "default": 0},
             "wait": {"type": "int", "default": 0},
             "loading_timeout": {"type": "int"},
             "warming_timeout": {"type": "int"},

@@ -54,6 +54,8 @@ def log(*lines: str, now: float = 0.0) -> Log:
 
 HEALTHY = reply(200, 1.02)
 MODELS = reply(200, data=[{"id": "qwen", "max_model_len": 262144}])
+FULL = reply(503, error={"message": "The request queue is full."})
+RANK_1 = "server_args=ServerArgs(model_path='/m', nnodes=2, dist_init_addr='a:1', node_rank=1, x)"
 UP = log("Uvicorn running on http://0.0.0.0:30000", "The server is fired up and ready to roll!")
 LOADS = log("server_args=ServerArgs(x)", "Load weight begin. avail mem=95 GB")
 DRAINS = log("The server is fired up and ready to roll!", "SIGTERM received. signum=15")
@@ -85,6 +87,9 @@ REMOTE = replace(NO_UNIT, listener=None)
 
 def unit(active: str, sub: str = "", **parts: Any) -> Unit:
     return replace(RUNS, active=active, sub=sub, **parts)
+
+
+PRE = unit("activating", "start-pre", main_pid=None)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +163,48 @@ def unit(active: str, sub: str = "", **parts: Any) -> Unit:
             "failed",
             "sglang is ending. no memory is left for the cache.* Its log: ValueError: Not enough",
         ),
+        (
+            replace(
+                STARTS,
+                unit=unit("failed", result="exit-code"),
+                log=log("gpuhost: will not start: port 30000 is held by process 7 (nginx)"),
+            ),
+            "failed",
+            r"^sglang ended. Its log: gpuhost: will not start: port 30000 is held by .* \(nginx\)$",
+        ),
+        (
+            # its web server is left, as up to 0.5.9, and says nothing of it
+            replace(
+                READY,
+                log=log(
+                    "The server is fired up and ready to roll!",
+                    "Scheduler hit an exception: Traceback (most recent call last):",
+                    "RuntimeError: NCCL error in: x.cpp:1",
+                ),
+                health=reply(503, 20.0),
+                stands=True,
+            ),
+            "failed",
+            "is ending. NCCL failed",
+        ),
+        # on another address of the same port it is in nobody's way
+        (
+            replace(STARTS, listener=replace(FOREIGN, elsewhere=True)),
+            "loading",
+            "loading weights",
+        ),
         (replace(STARTS, listener=FOREIGN), "failed", r"process 7 \(nginx\) holds the port"),
+        # a survived error, or a user's words in a log of requests
+        (replace(READY, log=replace(UP, fatal=True, died=True, decisive="x")), "ready", "serves"),
+        (replace(READY, generated=FULL), "ready", "its queue is full"),
+        (replace(READY, unit=replace(RUNS, oom_kills=2)), "ready", "killed 2 of its processes"),
+        # one of two machines, which only computes
+        (
+            replace(READY, log=log(RANK_1), health=reply(200), models=None),
+            "ready",
+            "computes as rank 1 of 2",
+        ),
+        (replace(STARTS, log=log(RANK_1)), "loading", "reading its configuration"),
         # healthy, but
         (replace(READY, models=reply(401)), "degraded", "does not take this api_key"),
         (replace(READY, models=reply(500)), "degraded", "/v1/models answers 500"),
@@ -191,6 +237,7 @@ def unit(active: str, sub: str = "", **parts: Any) -> Unit:
         ),
         # not from here
         (replace(READY, listener=CLOSED, health=REFUSED), "unreachable", "is that its port"),
+        (replace(READY, health=REFUSED), "unreachable", "listens on 0.0.0.0, but .* refuses"),
         (
             replace(READY, listener=replace(OPEN, addresses=("10.0.0.1",), elsewhere=True)),
             "unreachable",
@@ -218,6 +265,26 @@ def test_state(seen: Witnesses, state: str, reason: str) -> None:
         (STARTS, False),
         (replace(READY, log=LOADS, health=reply(503)), False),
         (replace(READY, health=reply(503, 20.0), stands=True), False),
+        (
+            replace(READY, health=reply(503, 20.0), stands=True, compiler="process 4 (ptxas)"),
+            "degraded",
+            r"process 4 \(ptxas\) compiles a kernel",
+        ),
+        (
+            replace(READY, health=reply(503, 20.0), stands=True, stuck="process 4 (x) is stopped"),
+            "hung",
+            r"meanwhile; process 4 \(x\) is stopped",
+        ),
+        (
+            replace(READY, health=Reply(None, "", "no connection", 30.0), stands=True),
+            "hung",
+            "no answer after 30 s",
+        ),
+        (
+            replace(REMOTE, health=Reply(None, "", "no connection", 30.0)),
+            "unreachable",
+            "firewall",
+        ),
         (replace(READY, health=reply(503, 20.0), moved="its counters of tokens move"), False),
         (replace(READY, health=reply(503)), False),
         (replace(REMOTE, health=REFUSED), False),
@@ -367,7 +434,14 @@ def test_listener_that_cannot_be_looked_at(tmp_path: Path) -> None:
         (replace(STARTS, limits=Limits(loading=900)), "loading", "for 600 s now$"),
         (replace(STARTS, limits=Limits(loading=500)), "failed", "600 s now: loading may take 500"),
         (replace(STARTS, limits=Limits(warming=1)), "loading", ""),
-        (replace(STARTS, unit=unit("activating", "start-pre", age=9.0)), "loading", "ExecStartPre"),
+        (replace(STARTS, unit=PRE, log=None), "loading", "its checks before .* for 600 s now"),
+        (
+            replace(
+                STARTS, unit=PRE, log=log("gpuhost: waits at most 6 s more: process 8 (x) has")
+            ),
+            "loading",
+            r"sglang is waiting at most 6 s more: process 8 \(x\) has, for 600 s",
+        ),
         (replace(WARMS, limits=Limits(warming=100)), "warming", "for 60 s now"),
         (replace(WARMS, limits=Limits(warming=50)), "failed", "60 s now: warming may take 50 s"),
         (replace(WARMS, limits=Limits(loading=5)), "warming", ""),

@@ -96,6 +96,30 @@ def test_long_log_has_been_ready() -> None:
             "a GPU's memory is full",
         ),
         (
+            ["gpuhost: will not start: /dev/nvidia1 is held by 8 (train --api-key=hunter2)"],
+            "gpuhost: will not start: /dev/nvidia1 is held by 8 (train --api-key=(redacted)",
+            "/dev/nvidia1 is held by 8",
+        ),
+        (
+            [
+                "Receive: obj=GenerateReqInput(text='why does CUDA out of memory happen?')",
+                "[2026-10-31 12:00:36 TP0] Scheduler hit an exception: Traceback (most recent call",
+                "ValueError: a cause",
+            ],
+            "ValueError: a cause",
+            "a rank died",
+        ),
+        (
+            # what it has survived before it was ready did not end it
+            [
+                "RuntimeError: NCCL error in: x.cpp:1",
+                START[-1],
+                "[2026-10-31 12:00:36 TP0] torch.OutOfMemoryError: CUDA out of memory. Tried",
+            ],
+            "torch.OutOfMemoryError: CUDA out of memory. Tried",
+            "a GPU's memory is full",
+        ),
+        (
             ["ERROR:    [Errno 98] error while attempting to bind: address already in use"],
             "ERROR:    [Errno 98] error while attempting to bind: address already in use",
             "another server owns the port",
@@ -119,3 +143,28 @@ def test_serious_line_is_not_the_end() -> None:
 
 def test_no_key_leaves_the_log() -> None:
     assert "hunter2" not in repr(log(*START))
+
+
+def test_times_are_told_of_the_present_stage() -> None:
+    records = [(float(10 * at), line) for at, line in enumerate(START[:5])]
+    found = read_log(records, now=100.0)
+    assert (found.stage, found.quiet) == (60.0, 60.0)  # memory, since the weights are there
+    found = read_log(records[:4], now=100.0)
+    assert (found.stage, found.quiet) == (80.0, 70.0)  # the shares of a stage are not stages
+    assert read_log(records, now=5.0).stage == 0.0
+
+
+def test_what_a_start_says_of_its_size() -> None:
+    found = log(
+        "server_args=ServerArgs(model_path='/m', nnodes=4, dist_init_addr='a:5', node_rank=3, y=1)",
+        "[2026-10-31 12:00:34 TP0] max_total_num_tokens=120, chunked_prefill_size=8192, "
+        "max_prefill_tokens=16384, max_running_requests=24, context_len=262144",
+    )
+    assert (found.nodes, found.node_rank) == (4, 3)
+    assert (found.kv_tokens, found.max_running) == (120, 24)
+
+
+def test_a_rank_that_died() -> None:
+    assert log(*START, "[2026-10-31 12:00:36] SIGQUIT received. signum=3, frame=None.").died
+    assert not log(*START, "a user asks: why is SIGQUIT received").died
+    assert log(*START, "[2026-10-31 12:00:36] SIGTERM received. signum=15").drains
