@@ -166,7 +166,7 @@ PRE = unit("activating", "start-pre", main_pid=None)
         (
             replace(
                 STARTS,
-                unit=unit("failed", result="exit-code"),
+                unit=unit("failed", result="exit-code", exit_status=None),
                 log=log("gpuhost: will not start: port 30000 is held by process 7 (nginx)"),
             ),
             "failed",
@@ -235,6 +235,26 @@ PRE = unit("activating", "start-pre", main_pid=None)
             "degraded",
             "it is busy",
         ),
+        (
+            replace(READY, health=reply(503, 20.0), stands=True, compiler="process 4 (ptxas)"),
+            "degraded",
+            r"process 4 \(ptxas\) compiles a kernel",
+        ),
+        (
+            replace(READY, health=reply(503, 20.0), stands=True, stuck="process 4 (x) is stopped"),
+            "hung",
+            r"meanwhile; process 4 \(x\) is stopped",
+        ),
+        (
+            replace(READY, health=Reply(None, "", "no connection", 30.0), stands=True),
+            "hung",
+            "no answer after 30 s",
+        ),
+        (
+            replace(REMOTE, health=Reply(None, "", "no connection", 30.0)),
+            "unreachable",
+            "firewall",
+        ),
         # not from here
         (replace(READY, listener=CLOSED, health=REFUSED), "unreachable", "is that its port"),
         (replace(READY, health=REFUSED), "unreachable", "listens on 0.0.0.0, but .* refuses"),
@@ -265,26 +285,6 @@ def test_state(seen: Witnesses, state: str, reason: str) -> None:
         (STARTS, False),
         (replace(READY, log=LOADS, health=reply(503)), False),
         (replace(READY, health=reply(503, 20.0), stands=True), False),
-        (
-            replace(READY, health=reply(503, 20.0), stands=True, compiler="process 4 (ptxas)"),
-            "degraded",
-            r"process 4 \(ptxas\) compiles a kernel",
-        ),
-        (
-            replace(READY, health=reply(503, 20.0), stands=True, stuck="process 4 (x) is stopped"),
-            "hung",
-            r"meanwhile; process 4 \(x\) is stopped",
-        ),
-        (
-            replace(READY, health=Reply(None, "", "no connection", 30.0), stands=True),
-            "hung",
-            "no answer after 30 s",
-        ),
-        (
-            replace(REMOTE, health=Reply(None, "", "no connection", 30.0)),
-            "unreachable",
-            "firewall",
-        ),
         (replace(READY, health=reply(503, 20.0), moved="its counters of tokens move"), False),
         (replace(READY, health=reply(503)), False),
         (replace(REMOTE, health=REFUSED), False),
