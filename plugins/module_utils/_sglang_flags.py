@@ -45,6 +45,7 @@ _PLAIN_ACTIONS = (
     "DeprecatedStoreTrueAction",
     "DeprecatedStoreConstAction",
 )
+_SWITCHES = ("store_true", "DeprecatedStoreTrueAction")
 _VALUE_ACTIONS = ("store", "append", "LoRAPathAction", "DeprecatedAliasStoreAction")
 
 
@@ -403,7 +404,7 @@ def _flag(names: list[str], dest: str, keywords: dict[str, ast.expr], scope: _Sc
         dest=dest,
         type=kind,
         choices=tuple(choices) if isinstance(choices, list) else None,
-        default=known("default", False if action == "store_true" else None),
+        default=known("default", False if action in _SWITCHES else None),
         action=action,
         nargs=nargs,
         required=known("required", False) is True,

@@ -65,6 +65,11 @@ class Module:
             node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
         }
         self._imports = _imports(tree.body)
+        self._starred = [
+            node.module
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*"
+        ]
         self._assigned = _assignments(tree.body)
         self._attributes: dict[str, dict[str, ast.expr | None]] = {}
 
@@ -95,6 +100,8 @@ class Module:
                 result = values[index]
         elif isinstance(node, ast.Call):
             result = self._called(node, local, depth)
+            if result is UNKNOWN:
+                result = _default_of_field(node)
         else:
             try:
                 result = ast.literal_eval(node)
@@ -121,6 +128,8 @@ class Module:
             return self.value(node, None, depth + 1)
         if name in self._imports and name not in self._assigned:
             return self._of_import(self._imports[name], depth + 1)
+        if name not in self._assigned and name not in self.classes and len(self._starred) == 1:
+            return self._of_import((self._starred[0], name), depth + 1)
         return UNKNOWN
 
     def _of_import(self, origin: tuple[str, str], depth: int) -> Any:
@@ -137,8 +146,14 @@ class Module:
             return module._class_attribute(origin[1], attribute, depth + 1)
         if name not in self._attributes:
             self._attributes[name] = _assignments(definition.body)
-        node = self._attributes[name].get(attribute)
-        return UNKNOWN if node is None else self.value(node, None, depth + 1)
+        attributes = self._attributes[name]
+        node = attributes.get(attribute)
+        near = {  # an attribute may be made of others, as ALL = (FULL, DISABLED)
+            other: value.value
+            for other, value in attributes.items()
+            if isinstance(value, ast.Constant)
+        }
+        return UNKNOWN if node is None else self.value(node, near, depth + 1)
 
     def _items(self, nodes: list[ast.expr], local: dict[str, Any], depth: int) -> Any:
         items: list[Any] = []
@@ -167,6 +182,16 @@ class Module:
         if not isinstance(final, ast.Return) or final.value is None:
             return UNKNOWN
         return self.value(final.value, self.locals_of(defined, depth + 1), depth + 1)
+
+
+def _default_of_field(node: ast.Call) -> Any:
+    """Return what `field(default_factory=list)` of dataclasses or of msgspec makes."""
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    factories = [key.value for key in node.keywords if key.arg == "default_factory"]
+    if name == "field" and factories and isinstance(factories[0], ast.Name):
+        return {"list": [], "dict": {}}.get(factories[0].id, UNKNOWN)
+    return UNKNOWN
 
 
 def _imports(nodes: list[Any]) -> dict[str, tuple[str, str]]:
