@@ -85,6 +85,7 @@ _TONES = {
     "degraded": "attention",
     "loading": "attention",
     "warming": "attention",
+    "draining": "attention",
     "stopped": "attention",
     "absent": "attention",
     "not_applicable": "plain",
@@ -327,6 +328,7 @@ def _server(result: Mapping[str, Any]) -> dict[str, Any]:
         "Address": server.get("url"),
         "Longest context": server.get("max_model_len"),
         "Requests at once": server.get("effective_max_running_requests"),
+        "Tokens in the cache": server.get("kv_tokens"),
         "MTP": settings["algorithm"] or "off",
         "MTP steps, top-k, draft tokens": ", ".join(
             str(settings[key]) for key in _MTP[1:] if settings[key] is not None

@@ -130,6 +130,16 @@ def test_a_server_with_its_witnesses(facts: dict[str, Any]) -> None:
     assert [witness["tone"] for witness in server["witnesses"]] == ["good", "problem", "unknown"]
 
 
+@pytest.mark.parametrize(
+    ("state", "tone"), [("draining", "attention"), ("hung", "problem"), ("unreachable", "problem")]
+)
+def test_a_server_that_is_not_ready(facts: dict[str, Any], state: str, tone: str) -> None:
+    told = {**SERVER, "server": {**SERVER["server"], "state": state, "kv_tokens": 41000}}
+    (server,) = report(facts, "pve1", servers=[told])["report"]["servers"]
+    assert server["tone"] == tone
+    assert {"label": "Tokens in the cache", "value": "41000"} in server["pairs"]
+
+
 def test_the_summary_fits_ten_lines(facts: dict[str, Any]) -> None:
     summary = report(facts, "pve1", servers=[SERVER, SERVER, SERVER])["summary"]
     assert len(summary) <= 9  # the role adds the path
