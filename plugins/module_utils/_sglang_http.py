@@ -148,14 +148,23 @@ class Client:
                 self._tls.check_hostname = False
                 self._tls.verify_mode = ssl.CERT_NONE
 
-    def ask(self, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> Reply:
+    def ask(
+        self,
+        path: str,
+        timeout: float,
+        body: Mapping[str, Any] | None = None,
+        *,
+        delete: bool = False,
+    ) -> Reply:
         """Send a GET, or a POST when there is a body; no answer is an answer too.
 
         Args:
             path: of the endpoint.
             timeout: seconds in all, however slowly the answer comes.
             body: an object to be sent as JSON.
+            delete: send a DELETE instead.
         """
+        method = "DELETE" if delete else "GET" if body is None else "POST"
         start = time.monotonic()
         status: int | None = None
         text, failure = "", None
@@ -165,7 +174,7 @@ class Client:
             failure = _failure(error, NO_CONNECTION)
             return Reply(None, "", failure, time.monotonic() - start)
         try:
-            answer = self._send(connected, start + timeout, path, body)
+            answer = self._send(connected, start + timeout, (method, path), body)
             content = answer.read(MOST + 1)
             if len(content) > MOST:
                 failure = f"an answer of more than {MOST} bytes"
@@ -191,7 +200,11 @@ class Client:
             raise
 
     def _send(
-        self, connected: socket.socket, end: float, path: str, body: Mapping[str, Any] | None
+        self,
+        connected: socket.socket,
+        end: float,
+        line: tuple[str, str],
+        body: Mapping[str, Any] | None,
     ) -> http.client.HTTPResponse:
         default = 443 if self._tls else 80
         connection = http.client.HTTPConnection(self._host, self._port)
@@ -201,7 +214,8 @@ class Client:
         headers = {"Connection": "close", **self._headers}
         if data is not None:
             headers["Content-Type"] = "application/json"
-        connection.request("GET" if data is None else "POST", self._path + path, data, headers)
+        method, path = line
+        connection.request(method, self._path + path, data, headers)
         return connection.getresponse()
 
 
