@@ -19,6 +19,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import G
 from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact_fields
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import (
     NO_LIMITS,
+    SLOW_HEALTH,
     Limits,
     Verdict,
     Witnesses,
@@ -182,7 +183,7 @@ def _ask(
     health = _health(seen, question, client)
     seen = replace(seen, health=health, metrics=before)
     if health.status != 200:
-        return _busy(seen, client, host, run, asked) if health.seconds > 1.0 else seen
+        return _busy(seen, client, host, run, asked) if health.seconds >= SLOW_HEALTH else seen
     if helps_rank_0(seen):
         return seen
     seen = replace(seen, models=client.ask("/v1/models", _ANSWER))

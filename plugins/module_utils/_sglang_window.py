@@ -45,6 +45,7 @@ class Window:
         verify_calls: passes of the model over drafts, from 0.5.13 on.
         accept_length: tokens for each pass.
         accept_rate: share of the drafts that was accepted, computed alike for all releases.
+        verdict: what the length means, as for a measurement.
         source: `metrics` or `log`.
         reason: why there is no accept length.
     """
@@ -54,6 +55,7 @@ class Window:
     verify_calls: int | None = None
     accept_length: float | None = None
     accept_rate: float | None = None
+    verdict: str = "unknown"
     source: str | None = None
     reason: str | None = None
 
@@ -119,7 +121,11 @@ def measure(
 def _with(window: Window, length: float, drafts: int | None, source: str) -> Window:
     acceptance = judge_acceptance(length, drafts)
     return replace(
-        window, accept_length=acceptance.length, accept_rate=acceptance.rate, source=source
+        window,
+        accept_length=acceptance.length,
+        accept_rate=acceptance.rate,
+        verdict=acceptance.verdict,
+        source=source,
     )
 
 

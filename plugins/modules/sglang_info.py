@@ -436,6 +436,12 @@ server:
               returned: always
               type: float
               sample: 0.5171
+            verdict:
+              description: What that length means, as RV(server.speculation.verdict).
+              returned: always
+              type: str
+              choices: [dead, low, ok, unknown]
+              sample: ok
             source:
               description: V(metrics), the counters of its ends, or V(log), its lines about batches.
               returned: always

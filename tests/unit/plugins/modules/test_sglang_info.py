@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,8 +26,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_look imp
     Question,
     facts,
     look,
+    read_journal,
+    read_unit,
     wait_until_ready,
+    watch_speculation,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_window import watch
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from ansible_collections.gpuhost.inference.plugins.modules import sglang_info
 
@@ -39,9 +44,12 @@ PATIENCE = 60
 class Server:
     """A stand-in that runs as if systemd had started it."""
 
-    def __init__(self, folder: Path, model: str, *flags: str, **environment: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
+    def __init__(
+        self, folder: Path, model: str, *flags: str, port: int = 0, **environment: str
+    ) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = port or probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / f"{self.port}.log"
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
@@ -68,15 +76,42 @@ class Server:
                     at = max(at, time.monotonic() - (time.time() - written))
                 lines.append(f"[{at:13.6f}] ct100 python[{self.process.pid}]: {line}\n")
             return "".join(lines)
+        code = self.process.poll()
+        if code is not None:
+            how, status = (1, code) if code >= 0 else (2, -code)
+            return (
+                "LoadState=loaded\nActiveState=failed\nSubState=failed\nNRestarts=0\nMainPID=0\n"
+                f"InvocationID=01ab\nExecMainCode={how}\nExecMainStatus={status}\n"
+                "Result=exit-code\nControlGroup=\n"
+            )
         return (
             "LoadState=loaded\nActiveState=active\nSubState=running\nNRestarts=0\n"
             f"MainPID={self.process.pid}\nInvocationID=01ab\nExecMainStatus=0\nResult=success\n"
             "ControlGroup=/system.slice/nothing.service\n"
         )
 
-    def look(self, timeout: float = 30.0) -> Any:
-        question = Question(self.url, unit="sglang", model_id="qwen", timeout=timeout)
+    def look(self, timeout: float = 30.0, **asked: Any) -> Any:
+        question = Question(self.url, unit="sglang", model_id="qwen", timeout=timeout, **asked)
         return look(question, Client(self.url, KEY), Reader(), self.run)
+
+    def generate(self, tokens: int) -> threading.Thread:
+        """Have somebody ask for so many tokens."""
+        sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        body = {"text": f"a story of {tokens}", "sampling_params": sampling}
+        arguments = ("/generate", PATIENCE, body)
+        thread = threading.Thread(target=Client(self.url, KEY).ask, args=arguments, daemon=True)
+        thread.start()
+        return thread
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, self._log.read_text()[-2000:]
+            time.sleep(0.02)
+
+    def running(self) -> float:
+        metrics = parse_metrics(Client(self.url).ask("/metrics", PATIENCE).body)
+        return sum(metrics[name].highest for name in ("num_running_reqs", "num_queue_reqs"))
 
     def schedulers(self) -> list[int]:
         pid = self.process.pid
@@ -92,8 +127,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
         subprocess.run([sys.executable, LAB / "make_model", folder / name, *options], check=True)
     started: list[Server] = []
 
-    def begin(*flags: str, model: str = "whole", ready: bool = True, **environment: str) -> Server:
-        server = Server(folder, str(folder / model), *flags, **environment)
+    def begin(*flags: str, model: str = "whole", ready: bool = True, **given: Any) -> Server:
+        server = Server(folder, str(folder / model), *flags, **given)
         started.append(server)
         if ready:
             _seen, verdict = wait_until_ready(server.look, PATIENCE)
@@ -102,7 +137,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Se
 
     yield begin
     for server in started:
-        os.killpg(server.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGKILL)
         server.process.wait()
 
 
@@ -220,6 +256,73 @@ def test_foreign_server_is_told_apart_and_gets_no_key(server: Server) -> None:
     assert verdict.state == "failed"
     assert f"process {os.getpid()}" in verdict.reason
     assert connections == []
+
+
+def test_port_that_somebody_has(start: Callable[..., Server]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        server = start(ready=False, port=port)
+        verdict = judge_server(server.look())
+        assert verdict.state == "failed"
+        assert f"process {os.getpid()}" in verdict.reason
+        server.until(lambda: server.process.poll() is not None)
+        verdict = judge_server(server.look())
+        assert "listens on its port" in verdict.reason
+    verdict = judge_server(server.look())  # it has gone, and the log still tells why
+    assert verdict.state == "failed"
+    assert "status 3 (the port is taken). another server owns the port" in verdict.reason
+
+
+def test_flag_of_another_release(start: Callable[..., Server]) -> None:
+    server = start("--mamba-scheduler-strategy", "extra_buffer", ready=False)
+    server.until(lambda: server.process.poll() is not None)
+    verdict = judge_server(server.look())
+    assert verdict.state == "failed"
+    assert "status 2 (a flag is wrong). a flag is not one of this release" in verdict.reason
+    assert "unrecognized arguments" in verdict.reason
+
+
+def test_full_queue_is_no_fault(start: Callable[..., Server]) -> None:
+    busy = start(
+        "--max-running-requests", "1", "--max-queued-requests", "1", LAB_SGLANG_TIME_SCALE="1"
+    )
+    for count in (1, 2):
+        busy.generate(5000 + count)
+        busy.until(lambda count=count: busy.running() >= count)  # type: ignore[misc]
+    seen = busy.look(generate=True)
+    verdict = judge_server(seen)
+    assert seen.generated.status == 503
+    assert verdict.state == "ready"
+    assert "its queue is full" in verdict.reason
+
+
+def test_draining(start: Callable[..., Server]) -> None:
+    server = start(LAB_SGLANG_TIME_SCALE="1")
+    server.generate(5000)
+    server.until(lambda: server.running() >= 1)
+    os.kill(server.process.pid, signal.SIGTERM)
+    server.until(lambda: Client(server.url).ask("/health", PATIENCE).status == 503)
+    verdict = judge_server(server.look())
+    assert (verdict.state, verdict.settled) == ("draining", False)
+
+
+def test_window(server: Server) -> None:
+    question = Question(server.url, unit="sglang", window=1)
+    seen = server.look()
+    client = Client(server.url, KEY)
+    quiet = watch_speculation(seen, question, client, Reader(), server.run)
+    assert quiet is not None
+    assert (quiet.accept_length, quiet.reason) == (None, "nothing was generated in the window")
+
+    def again() -> tuple[Any, Any]:
+        unit = read_unit("sglang", Reader(), server.run)
+        return unit, read_journal(unit, server.run)
+
+    found = watch(0, 4, client, again, lambda _seconds: server.generate(400).join())
+    assert found.accept_length is not None
+    assert (found.generated_tokens or 0) >= 400
+    assert 1.0 < found.accept_length <= 4.0
+    assert (found.source, found.verdict) == ("metrics", "ok")
 
 
 def test_waiting_ends_with_what_the_witnesses_said(run_module: Run) -> None:
