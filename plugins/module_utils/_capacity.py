@@ -115,7 +115,7 @@ class Server:
     Attributes:
         release: of SGLang, from `version_key`.
         config: the model's `config.json`.
-        values: flags by canonical names, from `values_of`.
+        values: flags by all their spellings, from `values_of`.
         sizes: of the checkpoint.
         gpu_memory_mib: of the smallest GPU, `None` when not known.
         environment: of the server.

@@ -81,9 +81,17 @@ class Mtp:
 
 
 def values_of(flags: FlagSet, wanted: Sequence[Given]) -> dict[str, tuple[str, ...]]:
-    """Return the values of wanted flags by their canonical names; unknown ones keep their own."""
-    names = {spelling: flag.name for spelling, flag in flags.spellings().items()}
-    return {names.get(given.spelling, given.spelling): given.values for given in wanted}
+    """Return the values of wanted flags by every spelling of them that the release knows.
+
+    Which spelling is the canonical one has changed, and rules here name one of them.
+    """
+    known = flags.spellings()
+    found: dict[str, tuple[str, ...]] = {}
+    for given in wanted:
+        flag = known.get(given.spelling)
+        for name in (given.spelling,) if flag is None else (flag.name, *flag.aliases):
+            found[name] = given.values
+    return found
 
 
 def number(values: Mapping[str, tuple[str, ...]], name: str) -> int | None:

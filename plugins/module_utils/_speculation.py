@@ -191,13 +191,14 @@ def _header(path: str, host: Reader) -> dict[str, Any]:
 def read_sizes(
     model_path: str, config: dict[str, Any], family: Family | None, host: Reader = _LIVE
 ) -> Sizes:
-    """Return how many bytes a checkpoint's tensors take, by the headers of its files.
+    """Return how many bytes a checkpoint's tensors take, by its index and the headers of its files.
 
-    A file without a readable header leaves both unknown, but for the sum that the index gives.
+    Which of them are MTP's is told only where the headers add up to what the index says.
     """
     prefixes = _prefixes(config, family)
     index = host.text(f"{model_path}/model.safetensors.index.json")
     listed = {} if index is None else _weight_map(index, model_path)
+    declared = _declared_size(index)
     names = set(listed.values()) or {"model.safetensors"}
     if host.exists(f"{model_path}/mtp.safetensors"):
         names.add("mtp.safetensors")
@@ -210,7 +211,9 @@ def read_sizes(
                     total += end - start
                     mtp += end - start if tensor.startswith(prefixes) else 0
     except (GpuHostError, KeyError, TypeError, ValueError):
-        return Sizes(_declared_size(index), None)
+        return Sizes(declared, None)
+    if declared is not None and abs(total - declared) > 0.05 * declared:
+        return Sizes(declared, None)
     return Sizes(total, mtp if prefixes else None)
 
 

@@ -6,7 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import Mtp, decide
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import (
+    Mtp,
+    decide,
+    values_of,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
     check_flags,
     parse_wanted,
@@ -134,6 +138,15 @@ def test_overlap_that_is_switched_off_stays_off_in_old_releases() -> None:
     assert plan("0.5.10", {OVERLAP: True}).environment == {}
     assert plan("0.5.10", {}).environment == {"SGLANG_ENABLE_SPEC_V2": "1"}
     assert plan("0.5.10", {}, SGLANG_ENABLE_SPEC_V2="0").environment == {}
+
+
+def test_flag_by_another_spelling() -> None:
+    wanted = parse_wanted({"--tp-size": 4, "--unknown": 1})
+    assert values_of(installed("0.5.23"), wanted) == {
+        "--tensor-parallel-size": ("4",),
+        "--tp-size": ("4",),
+        "--unknown": ("1",),
+    }
 
 
 def test_states_without_a_strategy_for_them() -> None:
