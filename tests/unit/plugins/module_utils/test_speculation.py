@@ -17,10 +17,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check im
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import FlagSet
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
+    Sizes,
     Weights,
     check_model_path,
     judge_acceptance,
     read_config,
+    read_sizes,
     read_weights,
 )
 from releases import flag, release
@@ -263,3 +265,29 @@ def test_acceptance(
 ) -> None:
     found = judge_acceptance(length, draft_tokens)
     assert (found.rate, found.verdict) == (rate, verdict)
+
+
+def sized(tmp_path: Path, total: int | None, mtp: int, other: int) -> Sizes:
+    path = model(tmp_path, QWEN, {"a": "1.safetensors", "mtp.b": "2.safetensors"})
+    parts = {"1.safetensors": {"a": (0, other)}, "2.safetensors": {"mtp.b": (other, other + mtp)}}
+    for name, tensors in parts.items():
+        entries = {tensor: {"data_offsets": list(ends)} for tensor, ends in tensors.items()}
+        (tmp_path / name).write_bytes(header({"__metadata__": {}, **entries}))
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["metadata"] = {} if total is None else {"total_size": total}
+    index.write_text(json.dumps(content))
+    return read_sizes(path, QWEN, family_of(QWEN["architectures"][0]))
+
+
+def test_sizes(tmp_path: Path) -> None:
+    assert sized(tmp_path, 1000, mtp=100, other=900) == Sizes(1000, 100)
+    assert sized(tmp_path, None, mtp=100, other=900) == Sizes(1000, 100)
+    # only the headers of files whose tensors were left out: what is MTP's cannot be told
+    assert sized(tmp_path, 50_000, mtp=100, other=900) == Sizes(50_000, None)
+    (tmp_path / "2.safetensors").write_bytes(b"")
+    index = (tmp_path / "model.safetensors.index.json").read_text()
+    assert "50000" in index
+    family = family_of(QWEN["architectures"][0])
+    assert read_sizes(str(tmp_path), QWEN, family) == Sizes(50_000, None)
+    assert read_sizes(str(tmp_path / "none"), QWEN, family) == Sizes(None, None)
