@@ -326,7 +326,7 @@ capacity:
         - the weights are divided evenly among the GPUs
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -363,8 +363,10 @@ def run(params: dict[str, Any]) -> dict[str, Any]:
     family = family_of(architecture_of(config))
     draft = "".join(values.get("--speculative-draft-model-path", ()))
     own = family is not None and family.own_draft and draft != ""
-    layers = model_folder(draft, params["hf_home"]) if own else folder
-    weights = read_weights(layers, config, family)
+    weights = read_weights(folder, config, family)
+    if own:
+        layers = read_weights(model_folder(draft, params["hf_home"]), config, family)
+        weights = replace(layers, missing_files=weights.missing_files + layers.missing_files)
     mtp = decide(
         flags, config, weights, params["num_steps"], wanted=wanted, environment=environment
     )

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import pytest
 import sglang_parser
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families import FAMILIES
 from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import decide
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
     check_flags,
@@ -135,6 +136,18 @@ def check(release: FlagSet) -> None:
     }
     found = check_flags(release, parse_wanted(wanted))
     assert [problem for problem in found if problem.severity == "error"] == []
+    check_families(release)
+
+
+def check_families(release: FlagSet) -> None:
+    """What is decided for MTP is accepted by the release, for every model that it drafts for."""
+    for family in FAMILIES:
+        for name, first in family.architectures.items():
+            if version_key(first) <= version_key(release.version):
+                weights = Weights(found=True, prefix="mtp.", tensors=1, missing_files=())
+                mtp = decide(release, {"architectures": [name]}, weights)
+                found = check_flags(release, parse_wanted(mtp.flags), name)
+                assert [problem for problem in found if problem.severity == "error"] == [], name
 
 
 @pytest.mark.skipif("SGLANG_PARSER" not in os.environ, reason="SGLANG_PARSER=1 compares them")
