@@ -109,8 +109,9 @@ def _compared(
         ("kv_tokens", "kv_tokens", "tokens in the key-value cache"),
         ("state_slots", "max_mamba_cache_size", "slots for states"),
     )
+    resolved = server.get("flags") or {}
     for predicted, reported, words in rows:
-        expected, found = arm.get(predicted), server.get(reported)
+        expected, found = arm.get(predicted), server.get(reported, resolved.get(reported))
         if found is None:
             if predicted == "max_running_requests":
                 yield f"the server does not say how many {words}"

@@ -41,11 +41,16 @@ def test_prediction() -> None:
     [
         (
             ARM,
-            {"effective_max_running_requests": 24, "kv_tokens": 700001},
+            {
+                "effective_max_running_requests": 24,
+                "kv_tokens": 700001,
+                "flags": {"max_mamba_cache_size": 120},
+            },
             [
                 "requests run at once: 24 where 24 was predicted",
                 "tokens in the key-value cache: 700001 where 700000 was predicted (less than 1 % "
                 "apart)",
+                "slots for states: 120 where 123 was predicted (-2 %)",
                 "64 were asked for: SGLang runs 24",
                 "as the server is: at 32 requests at once some wait in the queue",
             ],
