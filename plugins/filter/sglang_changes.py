@@ -51,7 +51,6 @@ import re
 from typing import Any, Callable
 
 import yaml
-from ansible.errors import AnsibleFilterError
 
 _SECRET = re.compile(r"key$|password|secret|token$", re.IGNORECASE)
 _ABSENT = object()
@@ -74,8 +73,8 @@ def _settings(text: str) -> dict[str, Any]:
         return {name: value for name, _, value in pairs}
     try:
         found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise AnsibleFilterError("sglang_changes: a file is no YAML") from error
+    except yaml.YAMLError:  # an error of ours would quote it, with the key
+        return {}
     return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
