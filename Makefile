@@ -50,6 +50,10 @@ fuzz: tools ## search for bytes that break the reading of kernel logs (FOR=secon
 	mkdir -p .build/corpus
 	cd .build && python ../tests/fuzz/kernel_log.py -max_total_time=$(FOR) -len_control=0 -max_len=600 -timeout=10 corpus
 
+test-sglang: tools ## a real SGLang on the CPU (3 GB, 15 minutes) against the recordings (RECORD=1: write them anew)
+	tests/real/install
+	pytest tests/real $(if $(RECORD),--record)
+
 lab-up: tools ## start the lab (MACHINE=amd or intel)
 	lab/lab up --machine $(MACHINE)
 
@@ -59,4 +63,4 @@ lab-ssh: ## log in to the lab host
 lab-down: ## power the lab off
 	lab/lab down --machine $(MACHINE)
 
-.PHONY: help lane-amd lane-intel tools demo test lint unit sanity docs molecule bench fuzz lab-up lab-ssh lab-down
+.PHONY: help lane-amd lane-intel tools demo test lint unit sanity docs molecule bench fuzz test-sglang lab-up lab-ssh lab-down

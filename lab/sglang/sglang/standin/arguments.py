@@ -18,6 +18,26 @@ if TYPE_CHECKING:
     from sglang.standin.model import Model
 
 SPECULATIVE_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK")
+# Fields of ServerArgs that no flag sets; `/server_info` and the log show them among the flags.
+NOT_FLAGS: dict[str, Any] = {
+    "_radix_eviction_policy_explicitly_set": False,
+    "_speculative_draft_quantization_explicitly_set": False,
+    "_swa_full_tokens_ratio_explicitly_set": False,
+    "aux_hidden_state_capture": None,
+    "custom_sigquit_handler": None,
+    "enable_cp_tp_group_sharing": False,
+    "grpc_worker_threads": 4,
+    "speculative_boundary_reduction": "rs+rsv",
+    "stat_loggers": None,
+    "uses_mamba_radix_cache": False,
+    "watermark_context_window": 4,
+    "watermark_default_enabled": False,
+    "watermark_enforce_all": False,
+    "watermark_key": "",
+    "watermark_key_b": "",
+    "watermark_max_probability": 1.0,
+    "watermark_mixing_probability": 0.5,
+}
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
@@ -31,7 +51,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
     if "--config" in argv:
         at = argv.index("--config")
         argv = _as_flags(read_config(argv[at + 1]), parser) + argv[:at] + argv[at + 2 :]
-    args = vars(parser.parse_args(argv))
+    args = {**vars(parser.parse_args(argv)), **NOT_FLAGS}
     args.pop("config", None)
     args["launch_command"] = " ".join(argv)
     return args

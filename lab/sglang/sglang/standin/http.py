@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found"}
 REASONS.update({405: "Method Not Allowed", 503: "Service Unavailable"})
-JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+JSON, TEXT, EMPTY = "application/json", "text/plain; charset=utf-8", ""
+GRAPHS = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
+HERE_ONLY = ("launch_command", "custom_sigquit_handler")  # not in `internal_states`
+FLUSH_NOTE = (
+    "Please check backend logs for more details. (When there are running or waiting requests, "
+    "the operation will not be performed.)\n"
+)
+INVALID = "1 validation error:\n "
 REASONING_TOKENS = 48  # at the beginning of an answer, when the model thinks
 
 
@@ -47,9 +54,9 @@ class Request:
         try:
             value = json.loads(self.body or b"{}")
         except ValueError as error:
-            raise RequestError(400, f"Invalid JSON: {error}") from error
+            raise RequestError(400, f"{INVALID} {error}", "Bad Request") from error
         if not isinstance(value, dict):
-            raise RequestError(400, "The body must be a JSON object.")
+            raise RequestError(400, f"{INVALID} not an object", "Bad Request")
         return value
 
 
@@ -106,7 +113,8 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
 
 async def _write(writer: asyncio.StreamWriter, response: Response) -> None:
     head = f"HTTP/1.1 {response.status} {REASONS[response.status]}\r\nserver: uvicorn\r\n"
-    head += f"content-type: {response.content_type}\r\n"
+    if response.content_type:
+        head += f"content-type: {response.content_type}\r\n"
     if response.events is None:
         head += f"content-length: {len(response.body)}\r\n\r\n"
         writer.write(head.encode() + response.body)
@@ -138,9 +146,16 @@ async def _answer(server: Server, request: Request) -> Response:
     try:
         return await handler(server, request)
     except RequestError as error:
-        kind = "BadRequestError" if error.status == 400 else "ServiceUnavailableError"
-        content = {"object": "error", "message": str(error), "type": kind, "code": error.status}
-        return Response(error.status, dumps({"error": content}))
+        return Response(error.status, dumps(_error(request.path, error)))
+
+
+def _error(path: str, error: RequestError) -> dict[str, Any]:
+    """Return the body: the OpenAI form, and a shorter one for what `/generate` refuses itself."""
+    if path == "/generate" and error.status == 400 and not error.kind:
+        return {"error": {"message": str(error)}}
+    kind = error.kind or ("BadRequestError" if error.status == 400 else str(error.status))
+    content = {"object": "error", "message": str(error), "type": kind, "param": None}
+    return {**content, "code": error.status}
 
 
 def _allowed(args: dict[str, Any], request: Request) -> bool:
@@ -153,16 +168,16 @@ def _allowed(args: dict[str, Any], request: Request) -> bool:
 
 
 async def _health(server: Server, _request: Request) -> Response:
-    return Response(200 if await server.health() else 503, content_type=TEXT)
+    return Response(200 if await server.health() else 503, content_type=EMPTY)
 
 
 async def _ready(server: Server, _request: Request) -> Response:
     ready = server.status == "up" and not server.draining
-    return Response(200 if ready else 503, content_type=TEXT)
+    return Response(200 if ready else 503, content_type=EMPTY)
 
 
-async def _ping(_server: Server, _request: Request) -> Response:
-    return Response(content_type=TEXT)
+async def _ping(server: Server, request: Request) -> Response:
+    return await _ready(server, request)  # they differ for a paused server only
 
 
 async def _metrics(server: Server, _request: Request) -> Response:
@@ -189,7 +204,7 @@ async def _model_info(server: Server, _request: Request) -> Response:
     info = {name: args[name] for name in names}
     info.update(is_generation=True, disaggregation_mode=args["disaggregation_mode"])
     info.update(has_image_understanding=False, has_audio_understanding=False)
-    info.update(model_type=model.model_type, architectures=[model.architecture])
+    info.update(model_type=model.model_type, architectures=[model.architecture], embedding=None)
     return Response(200, dumps(info))
 
 
@@ -197,12 +212,20 @@ async def _server_info(server: Server, _request: Request) -> Response:
     pools, args, setup = server.setup.pools, server.args, server.setup
     state = await server.ask("state")
     memory = {"weight": pools["weight"], "kvcache": pools["kv"], "token_capacity": pools["tokens"]}
+    memory.update(token_capacity_swa=None, startup_available=pools["free"])
+    memory["graph"] = dict.fromkeys(GRAPHS, 0.0)
+    took = {"load_weight": setup.startup * 0.7, "kv_cache_allocation": 0.0}
+    took.update(scheduler_e2e=setup.startup, cuda_graph=dict.fromkeys(GRAPHS, 0.0))
+    # The scheduler repeats its arguments here, keys among them, as the real one does.
+    repeated = {name: args[name] for name in args if name not in HERE_ONLY}
     internal = {
+        **repeated,
         "world_size": args["tp_size"],
-        "startup_time": {"tokenizer_e2e": setup.startup},
+        "startup_time": took,
         "effective_max_running_requests_per_dp": pools["max_running"],
-        "memory_usage": {**memory, "startup_available": pools["free"], "graph": {}},
-        "disaggregation_mode": "null",
+        "memory_usage": memory,
+        "decode_cuda_graph_bs": None,
+        "decode_cuda_graph_memory_gb": None,
         **state,
     }
     info = {
@@ -210,7 +233,8 @@ async def _server_info(server: Server, _request: Request) -> Response:
         "status": "ready",
         "max_total_num_tokens": pools["tokens"],
         "max_req_input_len": args["context_length"] - 6,
-        "startup_time": {"tokenizer_e2e": setup.startup},
+        "startup_time": {**took, "tokenizer_e2e": setup.startup},
+        "hicache_object_layout": None,
         "internal_states": [internal],
         "version": __version__,
         "frontend": "python",
@@ -222,8 +246,8 @@ async def _server_info(server: Server, _request: Request) -> Response:
 
 async def _flush(server: Server, _request: Request) -> Response:
     if await server.ask("flush"):
-        return Response(200, b"Cache flushed.\n", TEXT)
-    return Response(400, b"Flush cache failed: there are running or waiting requests.\n", TEXT)
+        return Response(200, b"Cache flushed.\n" + FLUSH_NOTE.encode(), EMPTY)
+    return Response(400, b"Flush cache failed.\n", EMPTY)
 
 
 # Generation
@@ -231,21 +255,46 @@ async def _flush(server: Server, _request: Request) -> Response:
 
 def _meta(server: Server, generation: Generation) -> dict[str, Any]:
     """Return `meta_info` with the names of 0.5.23; no `spec_` field without speculation."""
-    now = time.monotonic()
     meta: dict[str, Any] = {
         "id": generation.rid,
         "finish_reason": generation.finish if generation.done else None,
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": generation.made,
+        "reasoning_tokens": 0,
         "cached_tokens": generation.cached,
+        "cached_tokens_details": {"device": generation.cached, "host": 0},
+        "num_retractions": 0,
+        "queue_time": 0.0,
+        "storage_prefetch_wait": 0.0,
+        "storage_staging_wait": 0.0,
+        "dp_rank": None,
         "weight_version": server.args["weight_version"],
-        "e2e_latency": now - generation.began,
-        "first_token_latency": (generation.first or now) - generation.began,
+        "forward_entry_time": generation.began,
+        "prefill_finished_time": generation.first,
     }
+    if generation.done:
+        meta.update(_timing(server, generation))
     if generation.passes:
         drafts = server.args["speculative_num_draft_tokens"] - 1
         meta.update(_spec(generation, drafts))
     return meta
+
+
+def _timing(server: Server, generation: Generation) -> dict[str, Any]:
+    """Return what `meta_info` has at the end of a request only."""
+    now, wall = time.monotonic(), time.time()
+    first = generation.first or now
+    version = {"start": 0, "end": generation.made, "version": server.args["weight_version"]}
+    return {
+        "e2e_latency": now - generation.began,
+        "first_token_latency": first - generation.began,
+        "decode_throughput": generation.made / max(now - first, 1e-6),
+        "weight_versions": [version],
+        "request_received_ts": wall - (now - generation.began),
+        "api_server_dispatch_finish_ts": wall - (now - generation.began),
+        "request_finished_ts": wall,
+        "response_sent_to_client_ts": wall,
+    }
 
 
 def _spec(generation: Generation, drafts: int) -> dict[str, Any]:
@@ -267,11 +316,16 @@ async def _generate(server: Server, request: Request) -> Response:
     answer: dict[str, Any] = {"text": "", "output_ids": []}
 
     async def events() -> AsyncIterator[bytes]:
-        async for count in server.steps(generation):
-            text, numbers = generation.words.more(count)
-            answer["text"] += text
-            answer["output_ids"] += numbers
-            yield dumps({**answer, "meta_info": _meta(server, generation)})
+        sent = {"response_sent_to_client_ts": time.time()}  # in the first event, and in the last
+        try:
+            async for count in server.steps(generation):
+                text, numbers = generation.words.more(count)
+                answer["text"] += text
+                answer["output_ids"] += numbers
+                yield dumps({**answer, "meta_info": {**sent, **_meta(server, generation)}})
+                sent = {}
+        except RequestError as error:
+            yield dumps({**answer, "meta_info": _refusal(server, generation, error)})
         yield b"[DONE]"
 
     if body.get("stream"):
@@ -281,6 +335,19 @@ async def _generate(server: Server, request: Request) -> Response:
         answer["text"] += text
         answer["output_ids"] += numbers
     return Response(200, dumps({**answer, "meta_info": _meta(server, generation)}))
+
+
+def _refusal(server: Server, generation: Generation, error: RequestError) -> dict[str, Any]:
+    """Return the `meta_info` of a stream that the scheduler does not take: the status is 200."""
+    timing = _timing(server, generation)
+    kept = ("e2e_latency", "response_sent_to_client_ts", "weight_versions")
+    return {
+        "id": generation.rid,
+        "finish_reason": {"type": "abort", "message": str(error), "status_code": error.status},
+        "completion_tokens": 0,
+        "weight_version": server.args["weight_version"],
+        **{name: timing[name] for name in kept},
+    }
 
 
 def _prompt(value: Any) -> str:
@@ -293,12 +360,16 @@ def _prompt(value: Any) -> str:
         return value
     if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
         return " ".join(f"<{item}x>" for item in value)
-    raise RequestError(400, "The lab's stand-in takes one prompt: a text or a list of token ids.")
+    if value is None:
+        raise RequestError(400, "Either text, input_ids or input_embeds should be provided.")
+    raise RequestError(400, f"{INVALID} one text or one list of token ids", "Bad Request")
 
 
 def _chat_prompt(messages: Any) -> str:
-    if not isinstance(messages, list) or not messages:
-        raise RequestError(400, "messages must not be empty.")
+    if not isinstance(messages, list):
+        raise RequestError(400, f"{INVALID} messages", "Bad Request")
+    if not messages:
+        raise RequestError(400, "Messages cannot be empty.")
     texts = []
     for message in messages:
         content = message.get("content") or ""
@@ -343,6 +414,7 @@ class _OpenAI:
             "total_tokens": prompt + made,
             "completion_tokens": made,
             "prompt_tokens_details": None,
+            "completion_tokens_details": None,
             "reasoning_tokens": 0,
         }
 
@@ -358,36 +430,50 @@ class _OpenAI:
         async for count in self._server.steps(self.generation):
             more_thought, more_text = self._words(count)
             thought, text = thought + more_thought, text + more_text
-        choice: dict[str, Any] = {"index": 0, "logprobs": None}
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "matched_stop": None}
         if self._chat:
             message = {"role": "assistant", "content": text or None}
             choice["message"] = {**message, "reasoning_content": thought or None}
         else:
             choice["text"] = text
         choice["finish_reason"] = self.generation.finish["type"]
+        version = self._server.args["weight_version"]
+        versions = [{"start": 0, "end": self.generation.made, "version": version}]
         answer = {**self._envelope(""), "choices": [choice], "usage": self._usage()}
+        answer["metadata"] = {"weight_version": version, "weight_versions": versions}
         return Response(200, dumps({**answer, **self._extension()}))
 
-    def _chunk(self, text: str | None, thought: str | None = None, finish: Any = None) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, delta: dict[str, Any], finish: Any = None) -> bytes:
+        """Return one chunk; `delta` is that of a chat, or the text of a completion."""
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "matched_stop": None}
+        choice["finish_reason"] = finish
+        chunk = {**self._envelope(".chunk" if self._chat else ""), "choices": [choice]}
         if self._chat:
-            choice["delta"] = {"role": None, "content": text, "reasoning_content": thought}
+            choice["delta"] = delta
         else:
-            choice["text"] = text or ""
-        return dumps({**self._envelope(".chunk" if self._chat else ""), "choices": [choice]})
+            choice["text"] = delta.get("content") or ""
+            chunk["usage"] = None
+        return dumps(chunk)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield a chunk for each step of the engine: several tokens at once with MTP."""
+        finish = self.generation.finish["type"]
         if self._chat:
-            choice = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-            yield dumps({**self._envelope(".chunk"), "choices": [choice]})
+            role = {"role": "assistant", "content": "", "reasoning_content": None}
+            yield self._chunk(role)
         async for count in self._server.steps(self.generation):
             thought, text = self._words(count)
-            yield self._chunk(text or None, thought or None)
-        yield self._chunk(None, finish=self.generation.finish["type"])
+            delta = {"content": text or None, "reasoning_content": thought or None}
+            last = self.generation.done and not self._chat
+            yield self._chunk(delta, finish if last else None)
+        if self._chat:
+            yield self._chunk({"reasoning_content": None}, finish)
         if (self._body.get("stream_options") or {}).get("include_usage"):
-            last = {**self._envelope(".chunk" if self._chat else ""), "choices": []}
-            yield dumps({**last, "usage": self._usage(), **self._extension()})
+            last_chunk = {**self._envelope(".chunk" if self._chat else ""), "choices": []}
+            usage = self._usage()
+            if not self._chat:
+                del usage["prompt_tokens_details"], usage["completion_tokens_details"]
+            yield dumps({**last_chunk, "usage": usage, **self._extension()})
         yield b"[DONE]"
 
     async def answer(self) -> Response:

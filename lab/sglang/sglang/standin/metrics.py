@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,21 @@ _COUNTERS = (
     "num_aborted_requests_total",
     "spec_verify_calls_total",
 )
+_DISAGGREGATION = (
+    *("decode_prealloc_queue_reqs", "decode_retracted_queue_reqs", "decode_transfer_queue_reqs"),
+    *("kv_transfer_latency_ms", "kv_transfer_speed_gb_s", "prefill_bootstrap_queue_reqs"),
+    "prefill_inflight_queue_reqs",
+)
+# Labels beside those of the model. The stand-in does not tell streams from other requests.
+_STREAM, _CACHE = ',is_streaming="False"', ',cache_source="device"'
+_MORE_LABELS = {
+    "cached_tokens_total": _CACHE,
+    "generation_tokens_total": _STREAM,
+    "num_requests_total": _STREAM,
+    "prompt_tokens_total": _STREAM,
+    "time_to_first_token_seconds": _STREAM,
+    "e2e_request_latency_seconds": _STREAM,
+}
 
 
 class Metrics:
@@ -46,8 +62,8 @@ class Metrics:
             "weight_memory_usage_gb": round(pools["weight"], 3),
             "kv_cache_memory_usage_gb": round(pools["kv"], 3),
             "startup_available_gpu_memory_gb": round(pools["free"], 3),
-            "startup_time_seconds": round(setup.startup, 3),
         }
+        self._startup = round(setup.startup, 3)
         model = f'model_name="{args["served_model_name"]}",engine_type="unified"'
         self._model = model
         self._scheduler = f'{model},tp_rank="0",pp_rank="0",moe_ep_rank="0"'
@@ -81,17 +97,24 @@ class Metrics:
         lines: list[str] = []
         for name, value in {**self._constants, **self.gauges}.items():
             lines += [f"# TYPE sglang:{name} gauge", f"sglang:{name}{{{self._scheduler}}} {value}"]
+        name = "sglang:startup_time_seconds"
+        lines += [f"# TYPE {name} gauge", f'{name}{{{self._model},phase="e2e"}} {self._startup}']
         for name, value in self.counters.items():
-            labels = self._model
+            if not value and name != "spec_verify_calls_total":
+                continue  # a series appears with its first value
+            labels = self._model + _MORE_LABELS.get(name, "")
             lines += [f"# TYPE sglang:{name} counter", f"sglang:{name}{{{labels}}} {value}"]
         for name, counts in self._histograms.items():
             total = 0
+            if not any(counts):
+                continue
+            labels = self._model + _MORE_LABELS.get(name, "")
             lines.append(f"# TYPE sglang:{name} histogram")
             for limit, count in zip((*_BUCKETS[name], "+Inf"), counts):
                 total += count
-                lines.append(f'sglang:{name}_bucket{{{self._model},le="{limit}"}} {total}')
-            lines.append(f"sglang:{name}_sum{{{self._model}}} {self._sums[name]:.6f}")
-            lines.append(f"sglang:{name}_count{{{self._model}}} {total}")
+                lines.append(f'sglang:{name}_bucket{{{labels},le="{limit}"}} {total}')
+            lines.append(f"sglang:{name}_sum{{{labels}}} {self._sums[name]:.6f}")
+            lines.append(f"sglang:{name}_count{{{labels}}} {total}")
         return "\n".join(lines) + "\n"
 
     def load(self) -> dict[str, Any]:
@@ -109,18 +132,32 @@ class Metrics:
             "gen_throughput": gauges.get("gen_throughput", 0.0),
             "cache_hit_rate": 0.0,
             "utilization": 0.0,
+            "timestamp": time.time(),
+            "num_active_tokens": gauges.get("num_used_tokens", 0),
+            "num_prealloc_ready_tokens": 0,
+            "num_waiting_uncached_tokens": 0,
+            "total_prefill_busy_us": 0,
+            "total_prefill_uncached_tokens": 0,
+            "decode_moments": None,
+            "disaggregation": {"mode": "null", **dict.fromkeys(_DISAGGREGATION, 0)},
             "memory": {
                 "weight_gb": round(pools["weight"], 3),
                 "kv_cache_gb": round(pools["kv"], 3),
                 "graph_gb": 0.0,
                 "token_capacity": pools["tokens"],
             },
-            "speculative": {
-                "accept_length": gauges.get("spec_accept_length", 0.0),
-                "accept_rate": gauges.get("spec_accept_rate", 0.0),
+            "queues": {
+                "waiting": gauges.get("num_queue_reqs", 0),
+                **dict.fromkeys(("grammar", "paused", "prealloc_ready", "retracted"), 0),
             },
-            "queues": {"waiting": gauges.get("num_queue_reqs", 0), "paused": 0, "retracted": 0},
+            **self._speculative(),
         }
+
+    def _speculative(self) -> dict[str, Any]:
+        if not self.gauges.get("spec_num_steps"):
+            return {}
+        names = {"accept_length": "spec_accept_length", "accept_rate": "spec_accept_rate"}
+        return {"speculative": {name: self.gauges[gauge] for name, gauge in names.items()}}
 
 
 def loads(metrics: Metrics, accelerators: int, now: str) -> dict[str, Any]:

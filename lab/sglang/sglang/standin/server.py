@@ -68,11 +68,12 @@ class Generation:
 
 
 class RequestError(Exception):
-    """A request that is answered with a status and a text."""
+    """A request that is answered with a status and a text; `kind` is the error's type."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, kind: str = "") -> None:
         super().__init__(text)
         self.status = status
+        self.kind = kind
 
 
 class Server:
@@ -147,7 +148,7 @@ class Server:
             if self._listener:
                 self._listener.close()
         elif not self.draining and self.status != "stuck":
-            log("SIGTERM received. signum=15 frame=None. Draining requests and shutting down...")
+            log("SIGTERM received. signum=None frame=None. Draining requests and shutting down...")
             self.draining = True
             self.spawn(self._drain())
 
@@ -181,7 +182,7 @@ class Server:
             f"Subprocess {child.name} (pid={child.pid}) crashed with exit code {code}. "
             "Triggering SIGQUIT for cleanup..."
         )
-        log("SIGQUIT received. signum=3, frame=None. It usually means one child failed.")
+        log("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
         time.sleep(CRASH_PAUSE)  # nothing is answered meanwhile
         die([other.pid for other in self.setup.children if other is not child])
 
@@ -206,7 +207,9 @@ class Server:
         tokens, context = token_count(prompt), self.args["context_length"]
         if tokens >= context:
             raise RequestError(
-                400, f"The input ({tokens} tokens) is longer than the model's context ({context})."
+                400,
+                f"The input ({tokens} tokens) is longer than the model's context length "
+                f"({context} tokens).",
             )
         words = Words(seed)
         limit = min(limit or context, context - tokens)
@@ -267,7 +270,8 @@ class Server:
         self._generations.pop(probe.rid, None)
         log(
             "Health check failed. Server couldn't get a response from detokenizer for last "
-            f"{limit:.0f} seconds."
+            f"{limit:.0f} seconds. tic start time: {_clock(began)}. "
+            f"last_heartbeat time: {_clock(self.last_receive)}"
         )
         self.status = "unhealthy"
         return False
@@ -312,6 +316,11 @@ class Server:
         generation.made, generation.passes = made, passes
         generation.correct, generation.cached = correct, cached
         generation.news.set()
+
+
+def _clock(monotonic: float) -> str:
+    """Return the time of day of a monotonic time."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() - time.monotonic() + monotonic))
 
 
 def run(setup: Setup) -> None:
