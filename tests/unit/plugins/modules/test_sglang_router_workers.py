@@ -1,28 +1,16 @@
-"""The real router, installed from PyPI, in front of two stand-ins for SGLang, under load.
-
-`TEST_ROUTER=smg pytest ...` takes the router's successor.
-"""
+"""The module against the real router in front of two stand-ins for SGLang, under load."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import http.client
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Client
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_router import (
@@ -30,14 +18,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_router i
     worker_urls,
 )
 from ansible_collections.gpuhost.inference.plugins.modules import sglang_router_workers
-
-ROOT = Path(__file__).parents[4]
-LAB = ROOT / "lab" / "sglang"
-KEY = "key-of-the-fleet"
-PATIENCE = 60
-TOKENS = 24
-ROUTERS = {"sglang-router": "0.3.2", "smg": "1.13.0"}
-
+from routed import KEY, PATIENCE, Clients, Fleet, eventually, free_port, install_router
 
 # URLs
 
@@ -73,172 +54,18 @@ def test_what_is_no_url_of_a_worker_is_refused(urls: list[str], why: str) -> Non
 # The real processes
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-@pytest.fixture(scope="module")
-def router_python() -> tuple[str, Path]:
-    """Return package and interpreter of a router; it is installed once for a checkout."""
-    package = os.environ.get("TEST_ROUTER", "sglang-router")
-    folder = ROOT / ".build" / f"{package}-{ROUTERS[package]}"
-    python = folder / "bin" / "python"
-    with (ROOT / ".build" / f"{package}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        if not (folder / "complete").exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-            pip = [python, "-m", "pip", "--retries", "1", "install", "--only-binary", ":all:"]
-            done = subprocess.run(
-                [*pip, f"{package}=={ROUTERS[package]}"],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                said = done.stderr.strip().splitlines()[-1:]
-                pytest.skip(f"NOT TESTED: {package} could not be installed from PyPI: {said}")
-            (folder / "complete").touch()
-    return package, python
-
-
-@dataclass
-class Fleet:
-    """A router and its servers."""
-
-    python: Path
-    package: str
-    folder: Path
-    port: int = field(default_factory=free_port)
-    processes: dict[int, Any] = field(default_factory=dict)
-    router: Any = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self, port: int, key: str = KEY) -> str:
-        """Start a server and return its URL."""
-        command = [sys.executable, "-m", "sglang.launch_server", "--model-path", self.folder / "m"]
-        given = ["--port", str(port), "--api-key", key, "--enable-metrics", "--tp", "4"]
-        given += ["--served-model-name", "m"]
-        lab = {"GPUS": "none", "LOAD_SECONDS": "0", "WARMUP_SECONDS": "0", "TIME_SCALE": "0.2"}
-        with (self.folder / f"{port}.log").open("ab") as log:
-            self.processes[port] = subprocess.Popen(
-                [*command, *given],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(LAB),
-                    "SGLANG_HEALTH_CHECK_TIMEOUT": "3",
-                    **{f"LAB_SGLANG_{name}": value for name, value in lab.items()},
-                },
-                stderr=log,
-                start_new_session=True,
-            )
-        return f"http://127.0.0.1:{port}"
-
-    def route(self, urls: list[str]) -> None:
-        """Start the router as the role's unit does, with its key from a file."""
-        config = self.folder / "router.json"
-        variables = yaml.safe_load((ROOT / "roles/sglang_router/vars/main.yml").read_text())
-        launch = variables["__sglang_router_launch"].replace(
-            "{{ __sglang_router_config }}", str(config)
-        )
-        arguments = ["--host", "127.0.0.1", "--port", str(self.port), "--worker-urls", *urls]
-        arguments += ["--policy", "round_robin", "--api-key", KEY]
-        arguments += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
-        arguments += ["--health-check-interval-secs", "1", "--health-check-timeout-secs", "2"]
-        arguments += ["--health-failure-threshold", "2", "--health-success-threshold", "1"]
-        arguments += ["--worker-startup-check-interval", "1"]
-        module = f"{self.package.replace('-', '_')}.launch_router"
-        config.write_text(json.dumps({"module": module, "arguments": arguments}))
-        with (self.folder / "router.log").open("wb") as log:
-            self.router = subprocess.Popen(
-                [self.python, "-c", launch], stdout=log, stderr=subprocess.STDOUT
-            )
-        client = Client(self.url, KEY)
-        eventually(lambda: client.ask("/readiness", 5).status is not None)
-
-    def stop(self) -> None:
-        if self.router is not None:
-            self.router.kill()
-            self.router.wait()
-        for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 @pytest.fixture
-def fleet(router_python: tuple[str, Path], tmp_path: Path) -> Iterator[Fleet]:
-    package, python = router_python
-    subprocess.run([sys.executable, LAB / "make_model", tmp_path / "m"], check=True)
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    package, python = install_router()
     made = Fleet(python, package, tmp_path)
     yield made
     made.stop()
 
 
-class Clients:
-    """Asks the router without a pause, every other one streaming, and counts what went wrong."""
-
-    def __init__(self, port: int, number: int = 4) -> None:
-        self._port = port
-        self._end = threading.Event()
-        self.good = 0
-        self.bad: list[Any] = []
-        self._threads = [
-            threading.Thread(target=self._ask, args=(bool(one % 2),)) for one in range(number)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _ask(self, stream: bool) -> None:
-        body = {
-            "model": "m",
-            "stream": stream,
-            "max_tokens": TOKENS,
-            "ignore_eos": True,
-            "messages": [{"role": "user", "content": "tell a tale"}],
-        }
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        while not self._end.is_set():
-            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
-            try:
-                connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-                answer = connection.getresponse()
-                text = answer.read().decode()
-                whole = (
-                    text.rstrip().endswith("data: [DONE]")
-                    if stream
-                    else json.loads(text)["usage"]["completion_tokens"] == TOKENS
-                )
-                if answer.status == 200 and whole:
-                    self.good += 1
-                else:
-                    self.bad.append((answer.status, text[-200:]))
-            except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-                self.bad.append(repr(error))
-            finally:
-                connection.close()
-
-    def end(self) -> None:
-        self._end.set()
-        for thread in self._threads:
-            thread.join()
-
-
 Run = Callable[..., dict[str, Any]]
 
 
-def test_servers_are_restarted_without_a_failed_request(fleet: Fleet, run_module: Run) -> None:
+def test_server_is_restarted_without_a_failed_request(fleet: Fleet, run_module: Run) -> None:
     def workers(state: str, url: str, **options: Any) -> dict[str, Any]:
         options = {"wait": PATIENCE, **options, "url": fleet.url, "api_key": KEY, "state": state}
         return run_module(sglang_router_workers, workers=[url], **options)
@@ -252,18 +79,16 @@ def test_servers_are_restarted_without_a_failed_request(fleet: Fleet, run_module
     assert workers("present", urls[0])["changed"] is False  # it is still in it
     clients = Clients(fleet.port)
     try:
-        for url in urls:
-            out = workers("absent", url)
-            assert out["moved"] == [url], out
-            assert workers("absent", url)["changed"] is False
-            other = workers("absent", next(one for one in urls if one != url))
-            assert "0 others serve and 1 must" in other["msg"]
-            port = int(url.rpartition(":")[2])
-            process = fleet.processes[port]
-            os.kill(process.pid, signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0
-            fleet.start(port)
-            assert workers("present", url)["moved"] == [url]
+        out = workers("absent", urls[0])
+        assert out["moved"] == urls[:1], out
+        assert workers("absent", urls[0])["changed"] is False
+        assert "0 others serve and 1 must" in workers("absent", urls[1])["msg"]
+        port = int(urls[0].rpartition(":")[2])
+        process = fleet.processes[port]
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        fleet.start(port)
+        assert workers("present", urls[0])["moved"] == urls[:1]
         served = clients.good
         eventually(lambda: clients.good > served + 20 or bool(clients.bad))
     finally:
