@@ -359,6 +359,8 @@ ANY4 = "   0: 00000000:7530 00000000:0000 0A 00000000:00000000 00:00000000 00000
 LOOP4 = ANY4.replace("00000000:7530", "0100007F:7530")
 OTHER4 = ANY4.replace("00000000:7530", "640A0A0A:7530")
 CONNECTED = LOOP4.replace(" 0A ", " 01 ")
+FOREIGN4 = OTHER4.replace(" 5001 ", " 6001 ")  # of process 1
+MAPPED = ANY4.replace("00000000:7530", "0000000000000000FFFF00000100007F:7530")
 ANY6 = ANY4.replace("00000000:7530", "00000000000000000000000000000000:7530")
 
 
@@ -371,6 +373,7 @@ def tree(root: Path, tcp: str, tcp6: str = "", group: str = "0::/system.slice/x.
         (folder / "stat").write_text(f"{pid} (a) b) S {parent} 0 0")
         (folder / "cgroup").write_text(f"{group}\n")
     (root / "proc/43/fd/5").symlink_to("socket:[5001]")
+    (root / "proc/1/fd/5").symlink_to("socket:[6001]")
     (root / "proc/net").mkdir()
     (root / "proc/net/tcp").write_text(HEAD + tcp)
     (root / "proc/net/tcp6").write_text(HEAD + tcp6)
@@ -385,6 +388,12 @@ def tree(root: Path, tcp: str, tcp6: str = "", group: str = "0::/system.slice/x.
         ((LOOP4, ""), "http://localhost:30000", "127.0.0.1", False),
         (("", ANY6), URL, "::", False),
         ((OTHER4, ""), URL, "10.10.10.100", True),
+        # another program has another address of the port
+        ((FOREIGN4 + LOOP4, ""), URL, "127.0.0.1", False),
+        ((FOREIGN4 + ANY4, ""), URL, "0.0.0.0", False),
+        (("", MAPPED), URL, "127.0.0.1", False),
+        (("", ANY6), "http://[::1]:30000", "::", False),
+        ((ANY4, ""), "http://[::1]:30000", "0.0.0.0", True),
         ((OTHER4, ""), "http://10.10.10.100:30000", "10.10.10.100", False),
         ((LOOP4, ""), "http://10.10.10.100:30000", "127.0.0.1", True),
         ((LOOP4, ""), "http://ct100:30000", "127.0.0.1", False),

@@ -152,6 +152,8 @@ def test_times_are_told_of_the_present_stage() -> None:
     found = read_log(records[:4], now=100.0)
     assert (found.stage, found.quiet) == (80.0, 70.0)  # the shares of a stage are not stages
     assert read_log(records, now=5.0).stage == 0.0
+    both = [records[0], (10.0, START[2]), (30.0, START[2].replace("TP0", "TP1"))]
+    assert read_log(both, now=100.0).stage == 90.0  # all ranks tell of their stage
 
 
 def test_what_a_start_says_of_its_size() -> None:
