@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families import family_of
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import (
     Flag,
     FlagSet,
@@ -27,17 +28,51 @@ _RENAMED = (
     ("--mamba-scheduler-strategy", "--mamba-radix-cache-strategy"),  # both in 0.5.14 to 0.5.19
     ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"),
     ("--cuda-graph-bs", "--cuda-graph-bs-decode"),
-    ("--disable-piecewise-cuda-graph", "--cuda-graph-backend-prefill disabled"),
     ("--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"),
     ("--piecewise-cuda-graph-tokens", "--cuda-graph-bs-prefill"),
+    ("--piecewise-cuda-graph-compiler", "--cuda-graph-tc-compiler"),
+    ("--nsa-prefill", "--nsa-prefill-backend"),
+    ("--nsa-decode", "--nsa-decode-backend"),
     ("--nsa-prefill-backend", "--dsa-prefill-backend"),
     ("--nsa-decode-backend", "--dsa-decode-backend"),
     ("--stream-output", "--incremental-streaming-output"),
+    ("--oltp-traces-endpoint", "--otlp-traces-endpoint"),
     ("--speculative-dflash-draft-window-size", "--speculative-draft-window-size"),
-    ("--enable-dp-attention", "--attn-dp-size"),
+    ("--enable-gdn-replayssm-spec", "--enable-linear-replayssm-spec"),
+    ("--enable-prefill-context-parallel", "--enable-prefill-cp"),
 )
-# Built into 0.5.23; from 0.5.12 on plug-ins may add names, so that the parser lists no choices.
-_ALGORITHMS = ("DFLASH", "DSPARK", "EAGLE", "EAGLE3", "NEXTN", "NGRAM", "STANDALONE", "UNO")
+# Flags whose place another one has taken with a value; there is no way back by the name alone.
+_REPLACED = {
+    "--disable-piecewise-cuda-graph": "--cuda-graph-backend-prefill disabled",
+    "--enable-breakable-cuda-graph": "--cuda-graph-backend-prefill breakable",
+    "--enable-dp-attention": "--attn-dp-size N",
+    "--enable-dsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--dsa-prefill-cp-mode": "--cp-strategy NAME",
+    "--nsa-prefill-cp-mode": "--cp-strategy NAME",
+    "--prefill-cp-mode": "--cp-strategy NAME",
+    "--enable-deepep-moe": "--moe-a2a-backend deepep",
+    "--enable-flashinfer-cutlass-moe": "--moe-runner-backend flashinfer_cutlass",
+    "--enable-flashinfer-mxfp4-moe": "--moe-runner-backend flashinfer_mxfp4",
+    "--enable-flashinfer-trtllm-moe": "--moe-runner-backend flashinfer_trtllm",
+    "--enable-triton-kernel-moe": "--moe-runner-backend triton_kernel",
+}
+# Built in since which release; from 0.5.12 on plug-ins may add names, so that the parser lists no
+# choices. Source: `SpeculativeAlgorithm` in `srt/speculative/spec_info.py`.
+_ALGORITHMS = {
+    "DFLASH": (0, 5, 11),
+    "DSPARK": (0, 5, 16),
+    "EAGLE": (0,),
+    "EAGLE3": (0,),
+    "NEXTN": (0,),
+    "NGRAM": (0, 5, 3),
+    "STANDALONE": (0, 5, 2),
+    "UNO": (0, 5, 20),
+}
+_DRAFTING = ("EAGLE", "EAGLE3", "NEXTN")
+_STRATEGIES = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
+_SPEC_V2 = ", and SGLANG_ENABLE_SPEC_V2=1 in the environment"
+_TRACK_INTERVAL = 256  # the default of --mamba-track-interval
 _TRIPLE = (
     "--speculative-num-steps",
     "--speculative-eagle-topk",
@@ -78,19 +113,19 @@ def parse_wanted(wanted: Mapping[str, Any] | Sequence[Any]) -> list[Given]:
     """Return the flags of a mapping or of a list of words, in their order.
 
     In a mapping, the names may be written with or without the two dashes; `true` gives the flag
-    without a value, `false` and `None` leave it out, a list gives several values and a mapping
-    one value in JSON: the rules of SGLang's own `--config` file.
+    without a value, a list gives several values and a mapping one value in JSON: the rules of
+    SGLang's own `--config` file. `false`, `None`, an empty text and an empty list leave it out.
 
     Raises:
         GpuHostError: it is neither, or a list does not begin with a flag.
     """
-    if isinstance(wanted, str):
+    if not isinstance(wanted, (Mapping, list, tuple)):
         raise GpuHostError(f"wanted is a mapping of flags or a list of words, not {wanted!r}")
     if isinstance(wanted, Mapping):
         return [
-            Given(name if name.startswith("-") else f"--{name}", _texts(value))
+            Given(_dashed(str(name)), _texts(value))
             for name, value in wanted.items()
-            if value is not None and value is not False and value != []
+            if value is not None and value is not False and value not in ("", [])
         ]
     given: list[Given] = []
     for word in map(str, wanted):
@@ -104,31 +139,68 @@ def parse_wanted(wanted: Mapping[str, Any] | Sequence[Any]) -> list[Given]:
     return given
 
 
+def _dashed(name: str) -> str:
+    return name if name.startswith("-") else f"--{name}"
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if value is True:
         return ()
-    if isinstance(value, Mapping):
-        return (json.dumps(value),)
-    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (str(value),)
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return tuple(json.dumps(v) if isinstance(v, (Mapping, list)) else str(v) for v in values)
+
+
+def check_left_out(flags: FlagSet, wanted: Any) -> list[Problem]:
+    """Return the flags of a mapping that `false` leaves out, though they are on by themselves.
+
+    Args:
+        flags: what the installed release accepts.
+        wanted: what `parse_wanted` was given.
+    """
+    spellings = flags.spellings()
+    off = (
+        [_dashed(str(k)) for k, v in wanted.items() if v is False]
+        if isinstance(wanted, Mapping)
+        else []
+    )
+    return [
+        Problem(
+            name,
+            "conflict",
+            "warning",
+            f"false only leaves {name} out, and SGLang {flags.version or 'of this version'} "
+            "switches it on by itself",
+            f"--no-{spellings[name].name[2:]}",
+        )
+        for name in off
+        if name in spellings
+        and spellings[name].action == "boolean_optional"
+        and spellings[name].default is not False
+        and not name.startswith("--no-")
+    ]
 
 
 def for_config_file(flags: FlagSet, wanted: Sequence[Given]) -> tuple[dict[str, Any], list[str]]:
     """Return what SGLang's `--config` file can hold, names without dashes, and the words it cannot.
+
+    Releases before 0.5.3 have no such file: all are words then, and no key can be given safely.
 
     The file takes flags with values and plain switches. It refuses flags with an action of their
     own, `--no-…` and `--lora-paths` among them: `ConfigArgumentMerger` in
     `srt/server_args_config_parser.py` (later `srt/utils/`) of 0.5.9 and later.
     """
     spellings = flags.spellings()
+    file = "--config" in spellings
     config: dict[str, Any] = {}
     arguments: list[str] = []
     for given in wanted:
         flag = spellings.get(given.spelling)
         if given.spelling == "--config":
             continue
-        if flag is None or flag.action not in ("store", "store_true"):
+        switch = flag is not None and flag.action == "store_true"
+        if flag is None or not file or not (switch or (flag.action == "store" and given.values)):
             arguments += [given.spelling, *given.values]
-        elif flag.action == "store_true":
+        elif switch:
             config[flag.name[2:]] = True  # older releases know a switch by this name only
         else:
             values = [_plain(flag, value) for value in given.values]
@@ -181,22 +253,29 @@ def check_flags(
     version = flags.version
     problems += _check_speculation(values, version, "--speculative-algorithm" in spellings)
     problems += _check_together(values, version)
+    problems += _check_several_hosts(values)
+    problems += _check_states(values, version, architecture)
     problems += _check_model(values, version, architecture)
     return problems
 
 
 def _not_a_flag(spelling: str, flags: FlagSet, spellings: Mapping[str, Flag]) -> Problem:
     version = flags.version or "this version"
-    for pair in _RENAMED:
-        for name, other in (pair, pair[::-1]):
-            if spelling == name.split()[0] and other.split()[0] in spellings:
-                return Problem(
-                    spelling,
-                    "renamed",
-                    "error",
-                    f"{spelling} is not a flag of SGLang {version}, which calls it {other}",
-                    other,
-                )
+    others = [new for old, new in _RENAMED if old == spelling]
+    others += [_REPLACED[spelling]] if spelling in _REPLACED else []
+    others += [old for old, new in _RENAMED if new == spelling]
+    for other in others:
+        if other.split()[0] in spellings:
+            return Problem(
+                spelling,
+                "renamed",
+                "error",
+                f"{spelling} is not a flag of SGLang {version}, which calls it {other}",
+                other,
+            )
+    if spelling == "--config":
+        message = f"SGLang {version} reads no configuration file; 0.5.3 is the first that does"
+        return Problem(spelling, "unknown", "error", message, "SGLang 0.5.3 or later")
     longer = sorted({flag.name for name, flag in spellings.items() if name.startswith(spelling)})
     if longer:
         return Problem(
@@ -243,7 +322,9 @@ def _check_flag(given: Given, flag: Flag) -> Iterator[Problem]:
         return
     fault = _count_fault(flag.nargs, count)
     if fault:
-        yield Problem(name, "type", "error", f"{name} takes {fault}, {count} given")
+        yield Problem(
+            name, "type", "error", f"{name} takes {fault}, {count} given", _switch_hint(flag, given)
+        )
         return
     for value in given.values:
         yield from _check_value(name, value, flag)
@@ -260,6 +341,24 @@ def _count_fault(nargs: int | str | None, count: int) -> str | None:
     return "at least one value" if nargs == "+" and count == 0 else None
 
 
+def _switch_hint(flag: Flag, given: Given) -> str | None:
+    """Return what to write for a switch that was given a word, as "yes" in quotes."""
+    word = given.values[0].lower() if flag.nargs == 0 and len(given.values) == 1 else ""
+    if word in ("true", "yes", "on", "1"):
+        return f"{given.spelling} alone (true without quotes in a mapping)"
+    return f"leave {given.spelling} out" if word in ("false", "no", "off", "0") else None
+
+
+def _value_fault(value: str) -> str | None:
+    """Return what keeps any parser from reading a value."""
+    if "\0" in value:
+        return "holds a null character"
+    # argparse takes such a word for a flag, but not a negative number or a text with a space
+    if re.match(r"-[^\s]+$", value) and not re.match(r"-\d+$|-\d*\.\d+$", value):
+        return "begins with a dash, which SGLang's parser takes for another flag"
+    return None
+
+
 def _check_value(name: str, value: str, flag: Flag) -> Iterator[Problem]:
     parsers: dict[str, Callable[[str], object]] = {
         "int": int,
@@ -267,6 +366,18 @@ def _check_value(name: str, value: str, flag: Flag) -> Iterator[Problem]:
         "json.loads": json.loads,
         "str": str,
     }
+    fault = _value_fault(value)
+    if fault:
+        yield Problem(name, "type", "error", f"the value {value!r} of {name} {fault}")
+        return
+    if value != value.strip():
+        yield Problem(
+            name,
+            "type",
+            "warning",
+            f"the value {value!r} of {name} begins or ends with white space",
+            value.strip(),
+        )
     if flag.type not in parsers:
         if not re.fullmatch(r"-?\d+", value):  # every parser of SGLang takes a plain number or text
             yield Problem(
@@ -312,7 +423,8 @@ def _check_speculation(
                 "--speculative-algorithm NEXTN",
             )
         return
-    if algorithm not in _ALGORITHMS and (version_key(version) >= (0, 5, 12)):
+    release = version_key(version)
+    if release >= (0, 5, 12) and release < _ALGORITHMS.get(algorithm, (10**7,)):
         near = difflib.get_close_matches(algorithm, _ALGORITHMS, n=1)
         yield Problem(
             "--speculative-algorithm",
@@ -329,7 +441,7 @@ def _check_speculation(
             "with speculation and without --max-running-requests SGLang runs 48 requests at most",
             "--max-running-requests N",
         )
-    if algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
+    if algorithm not in _DRAFTING:
         return
     missing = [name for name in _TRIPLE if name not in values]
     if triple and missing:
@@ -342,6 +454,8 @@ def _check_speculation(
         )
         return
     steps, topk, drafts = (triple.get(name) for name in _TRIPLE)
+    if topk is not None and topk > 1:
+        yield from _check_trees(values, topk)
     if topk == 1 and steps is not None and drafts is not None and drafts != steps + 1:
         yield Problem(
             "--speculative-num-draft-tokens",
@@ -351,6 +465,27 @@ def _check_speculation(
             f"{steps}/1/{steps + 1} instead of {steps}/1/{drafts}",
             f"--speculative-num-draft-tokens {steps + 1}",
         )
+
+
+def _check_trees(values: Mapping[str, tuple[str, ...]], topk: int) -> Iterator[Problem]:
+    """Yield what does not go with drafts that branch (top-k above 1)."""
+    backend = "".join(values.get("--attention-backend", ()))
+    page = _number(values, "--page-size") or 1
+    if backend == "trtllm_mha":
+        fault = "--attention-backend trtllm_mha"
+    elif page > 1 and backend and backend not in ("flashinfer", "fa3", "triton"):
+        fault = f"--page-size {page} on --attention-backend {backend}"
+    elif "--speculative-use-rejection-sampling" in values:
+        fault = "--speculative-use-rejection-sampling"
+    else:
+        return
+    yield Problem(
+        "--speculative-eagle-topk",
+        "conflict",
+        "error",
+        f"SGLang refuses --speculative-eagle-topk {topk} with {fault}",
+        "--speculative-eagle-topk 1",
+    )
 
 
 def _number(values: Mapping[str, tuple[str, ...]], name: str) -> int | None:
@@ -377,6 +512,22 @@ def _check_together(
             f"--mamba-scheduler-strategy {strategy[0]}",
             "--mamba-scheduler-strategy no_buffer",
         )
+    algorithm = "".join(values.get("--speculative-algorithm", ())).upper()
+    if "--enable-mixed-chunk" in values and algorithm in _DRAFTING:
+        yield Problem(
+            "--enable-mixed-chunk",
+            "conflict",
+            "warning",
+            f"SGLang switches --enable-mixed-chunk off with {algorithm}",
+        )
+    file = "".join(values.get("--config", ()))
+    if file and not file.lower().endswith((".yaml", ".yml")):
+        yield Problem(
+            "--config",
+            "choice",
+            "error",
+            f"SGLang takes {file} for no configuration file: its name must end in .yaml or .yml",
+        )
     names = values.get("--served-model-name", ())
     if names and ":" in names[0]:
         yield Problem(
@@ -387,6 +538,146 @@ def _check_together(
             "SGLang takes what follows it for a LoRA adapter",
             names[0].replace(":", "-"),
         )
+
+
+def _check_several_hosts(values: Mapping[str, tuple[str, ...]]) -> Iterator[Problem]:
+    """Yield what keeps servers on several hosts from finding each other, and half a certificate."""
+    nodes, rank = _number(values, "--nnodes"), _number(values, "--node-rank")
+    addresses = ("--dist-init-addr", "--nccl-init-addr")
+    if nodes is not None and nodes > 1:
+        if not any(name in values for name in addresses):
+            yield Problem(
+                "--nnodes",
+                "missing_partner",
+                "error",
+                f"--nnodes {nodes} needs --dist-init-addr, where the hosts meet",
+                "--dist-init-addr HOST:PORT",
+            )
+        if rank is None:
+            yield Problem(
+                "--nnodes",
+                "missing_partner",
+                "warning",
+                f"--nnodes {nodes} without --node-rank makes this host the first one, rank 0",
+                "--node-rank N",
+            )
+    if rank is not None and rank >= (nodes or 1):
+        yield Problem(
+            "--node-rank",
+            "conflict",
+            "error",
+            f"--node-rank {rank} is not one of {nodes or 1} hosts, counted from 0",
+        )
+    pair = ("--ssl-keyfile", "--ssl-certfile")
+    for name, other in (pair, pair[::-1]):
+        if name in values and other not in values:
+            yield Problem(name, "missing_partner", "error", f"{name} needs {other} too", other)
+
+
+def _check_states(
+    values: Mapping[str, tuple[str, ...]], version: str | None, architecture: str | None
+) -> Iterator[Problem]:
+    """Yield what a release refuses on a model that keeps states (Mamba, gated delta net).
+
+    Source: `_handle_mamba_radix_cache` in `srt/server_args.py` of 0.5.4 to 0.5.19, from 0.5.20 on
+    `srt/arg_groups/mamba_hook.py`. Without a version, or for a model that is not known, nothing is
+    said but that.
+    """
+    name = next((name for name in _STRATEGIES if name in values), None)
+    family = family_of(architecture)
+    if family is None or version is None:
+        if name is not None and "--disable-radix-cache" not in values:
+            what = "the release" if version is None else "the model"
+            message = f"whether {name} goes with {what} is not known here"
+            yield Problem(name, "unchecked", "note", message)
+        return
+    release = version_key(version)
+    if not family.hybrid or release < (0, 5, 4) or "--disable-radix-cache" in values:
+        return
+    strategy = "".join(values.get(name, ())) if name else "auto"
+    speculates = "--speculative-algorithm" in values
+    if strategy.startswith("extra_buffer"):
+        yield from _check_extra_buffer(values, release, strategy, speculates)
+    elif speculates and release < (0, 5, 14):
+        refused = release >= (0, 5, 10)
+        buffer = family.extra_buffer is not None and release >= version_key(family.extra_buffer)
+        yield Problem(
+            name or "--speculative-algorithm",
+            "conflict",
+            "error" if refused else "warning",
+            f"SGLang {version} {'refuses' if refused else 'switches the prefix cache off with'} "
+            f"speculation on {architecture} with the strategy {strategy}",
+            f"--mamba-scheduler-strategy extra_buffer{_SPEC_V2 if release < (0, 5, 11) else ''}"
+            if buffer
+            else "--disable-radix-cache",
+        )
+    elif strategy == "no_buffer" and name and release >= (0, 5, 14):
+        yield from _check_no_buffer(values, name)
+
+
+def _check_extra_buffer(
+    values: Mapping[str, tuple[str, ...]],
+    release: tuple[int, ...],
+    strategy: str,
+    speculates: bool,
+) -> Iterator[Problem]:
+    interval = _number(values, "--mamba-track-interval") or _TRACK_INTERVAL
+    page = _number(values, "--page-size")
+    drafts = _number(values, "--speculative-num-draft-tokens")
+    topk = _number(values, "--speculative-eagle-topk")
+    if speculates and strategy == "extra_buffer_lazy" and release < (0, 5, 17):
+        yield Problem(
+            "--speculative-algorithm",
+            "conflict",
+            "error",
+            "extra_buffer_lazy goes with speculation only from SGLang 0.5.17 on",
+            "the strategy extra_buffer",
+        )
+    if speculates and release[:3] == (0, 5, 10) and topk is not None and topk > 1:
+        yield Problem(
+            "--speculative-eagle-topk",
+            "conflict",
+            "error",
+            "speculation with extra_buffer needs --speculative-eagle-topk 1 in this release",
+            "--speculative-eagle-topk 1",
+        )
+    if page and interval % page:
+        yield Problem(
+            "--page-size",
+            "conflict",
+            "error",
+            f"the strategy {strategy} needs --mamba-track-interval ({interval}) to be a multiple "
+            f"of --page-size ({page})",
+        )
+    if speculates and drafts is not None and drafts > interval:
+        yield Problem(
+            "--speculative-num-draft-tokens",
+            "conflict",
+            "error",
+            f"the strategy {strategy} takes {interval} draft tokens at most "
+            "(--mamba-track-interval)",
+        )
+
+
+def _check_no_buffer(values: Mapping[str, tuple[str, ...]], name: str) -> Iterator[Problem]:
+    page = _number(values, "--page-size") or 1
+    faults = [
+        ("--disable-overlap-schedule", "--disable-overlap-schedule" not in values),
+        ("--page-size 1", page > 1),
+        (
+            "another --attention-backend than trtllm_mha",
+            values.get("--attention-backend") == ("trtllm_mha",),
+        ),
+    ]
+    for needed, lacking in faults:
+        if lacking:
+            yield Problem(
+                name,
+                "conflict",
+                "error",
+                f"{name} no_buffer needs {needed}",
+                f"{name} extra_buffer",
+            )
 
 
 def _check_model(
@@ -403,13 +694,16 @@ def _check_model(
             "error",
             f"SGLang {version} has no code for {architecture}; 0.5.9 is the first release with it",
         )
-    elif release < (0, 5, 10) and "--attention-backend" not in values:
+    elif release < (0, 5, 10) and values.get("--attention-backend", ("",))[:1] not in (
+        ("triton",),
+        ("trtllm_mha",),
+    ):
         yield Problem(
             "--attention-backend",
             "missing_partner",
             "warning",
-            f"on Blackwell GPUs SGLang {version} chooses flashinfer for {architecture} "
-            "and then refuses it",
+            f"on Blackwell GPUs SGLang {version} runs {architecture} with triton or trtllm_mha "
+            "only, and chooses flashinfer by itself",
             "--attention-backend triton",
         )
     unstable = unstable_with_mtp(version, architecture)

@@ -39,8 +39,8 @@ options:
     description:
       - The command line to check.
       - A mapping of flags to values, with or without the leading dashes. V(true) stands for the
-        flag alone, V(false) and V(null) leave it out, a list gives several values, a mapping one
-        value in JSON.
+        flag alone, V(false), V(null), an empty text and an empty list leave it out, a list gives
+        several values, a mapping one value in JSON.
       - Or a list of words as on a command line.
       - Write canonical long names. Abbreviations, which SGLang's parser would accept, are reported.
     type: raw
@@ -170,6 +170,15 @@ config:
   returned: always
   type: dict
   sample: {tensor-parallel-size: 4, enable-metrics: true}
+config_supported:
+  description:
+    - Whether the release reads a file at all, from 0.5.3 on. Where it does not, RV(config) is
+      empty, RV(arguments) is the whole command line, and a key could be given only there, where
+      all users of the host see it.
+  returned: always
+  type: bool
+  sample: true
+  version_added: 0.2.0
 arguments:
   description: The rest of it, as words for the command line. The file refuses some kinds of flags.
   returned: always
@@ -233,6 +242,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
     check_flags,
+    check_left_out,
     for_config_file,
     parse_wanted,
 )
@@ -251,7 +261,8 @@ def run(
     flags = read_flags(find_package(python, package))
     given = parse_wanted(wanted or [])
     architecture, missing = check_model_path(given, hf_home)
-    problems = check_flags(flags, given, architecture) + missing
+    problems = check_flags(flags, given, architecture)
+    problems += check_left_out(flags, wanted) + missing
     config, arguments = for_config_file(flags, given)
     return {
         "changed": False,
@@ -259,6 +270,7 @@ def run(
         "package": flags.package,
         "flags": [flag.as_dict() for flag in flags.flags],
         "problems": [asdict(problem) for problem in problems],
+        "config_supported": "--config" in flags.spellings(),
         "config": config,
         "arguments": arguments,
     }

@@ -28,8 +28,9 @@ def flag(name: str, *aliases: str, **parts: Any) -> Flag:
 def release(version: str | None, *more: Flag) -> FlagSet:
     switch = {"type": "bool", "action": "store_true", "nargs": 0}
     flags = (
-        flag("--attention-backend", choices=("triton", "flashinfer")),
+        flag("--attention-backend", choices=("triton", "flashinfer", "trtllm_mha")),
         flag("--computed", choices=None, unchecked=("choices",)),
+        flag("--config"),
         flag("--cuda-graph-bs", nargs="+", type="int"),
         flag("--disable-radix-cache", **switch),
         flag("--enable-metrics", **switch),

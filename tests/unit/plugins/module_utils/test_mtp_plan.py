@@ -75,7 +75,7 @@ def test_what_is_given_is_kept(version: str, wanted: dict[str, Any], decided: st
     assert strategy(found) == decided
     assert not set(found.flags) & set(wanted)
     whole = {"--max-running-requests": 8, **wanted, **found.flags}
-    assert check_flags(installed(version), parse_wanted(whole)) == []
+    assert check_flags(installed(version), parse_wanted(whole), QWEN) == []
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_hybrid_model_by_release(
     assert found.environment == environment
     assert found.problems == ()
     checked = {**found.flags, "max-running-requests": 8}
-    assert check_flags(installed(version), parse_wanted(checked)) == []
+    assert check_flags(installed(version), parse_wanted(checked), found.architecture) == []
 
 
 def test_plain_model_needs_only_the_triple() -> None:

@@ -16,6 +16,7 @@ SOURCE = {
         class ServerArgs:
             def add_cli_args(parser):
                 parser.add_argument("--model-path", "--model", required=True)
+                parser.add_argument("--config")
                 parser.add_argument("--dtype", choices=["auto", "bf16"], default="auto")
         """
 }
@@ -29,7 +30,7 @@ def test_flags_and_problems(run_module: Run, tmp_path: Path) -> None:
     assert result["package"] == folder
     assert result["config"] == {"model-path": str(tmp_path), "model": "x", "dtype": "fp4"}
     assert result["arguments"] == []
-    assert result["flags"][0] == {
+    assert result["flags"][1] == {
         "name": "--dtype",
         "aliases": [],
         "dest": "dtype",
