@@ -43,7 +43,8 @@ def redact(text: str) -> str:
 
 # Fields whose whole value is a secret, or holds one: a command line with a key among its words.
 _SECRET_FIELD = re.compile(
-    rf"(?:^|[\w.-]*){_ENDS}s?$|^key$|api_?key|password|secret|^launch_command$", re.IGNORECASE
+    rf"(?:^|[\w.-]*){_ENDS}s?$|(?:^|_)key(?:_|$)|api_?key|password|secret|^launch_command$",
+    re.IGNORECASE,
 )
 
 

@@ -223,6 +223,8 @@ def test_no_secret_of_a_server_in_a_result(host: Reader) -> None:
         "launch_command": "python -m sglang --api-key hunter2-d", "served_model_name": "qwen",
         "env": {"HF_TOKEN": "hunter2-e", "OTHER": "hf_hunter2hunter2hunter2"},
         "headers": [{"Authorization": "Bearer hunter2-f"}], "note": "--api-key hunter2-g",
+        "watermark_key_b": "hunter2-j",
+        "internal_states": [{"api_key": "hunter2-k"}],
         "max_prefill_tokens": 16384, "bucket_time_to_first_token": [0.5], "tokenizer_path": "/m",
     }  # fmt: skip
     models = answer(200, {"data": [{"id": "qwen api_key=hunter2-h"}]})
