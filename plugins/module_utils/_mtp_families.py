@@ -169,7 +169,7 @@ FAMILIES = (
         },
         ("mtp.layers.", "language_model.mtp.layers."),
         hybrid=True,
-        extra_buffer="0.5.12",
+        extra_buffer="0.5.13",
     ),
     Family("hunyuan_v3", {"HYV3ForCausalLM": "0.5.11"}, _NEXT_LAYER),
     Family("hunyuan_v4", {"HYV4ForCausalLM": "0.5.20"}, ("model.mtp_layers.0.",)),

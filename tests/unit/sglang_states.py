@@ -92,7 +92,7 @@ class Server:
                 continue
             try:
                 state, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                title = (entry / "cmdline").read_text().rstrip("\0")
+                title = (entry / "cmdline").read_text(errors="replace").rstrip("\0")
             except OSError:  # ended meanwhile
                 continue
             ours = "sglang::" in title or "spawn_main" in title

@@ -503,7 +503,7 @@ def test_module_writes_and_sweeps(
     checked = run_module(host_files, check=True, **options)
     assert (checked["changed"], checked["files"]) == (True, changes)
     assert sorted(_files(tmp_path)) == ["old.conf"]
-    done = run_module(host_files, **options)
+    done = run_module(host_files, diff=True, **options)
     assert (done["changed"], done["files"]) == (True, changes)
     assert done["diff"][0]["after"] == "mode 0644\nnew\n"
     assert _files(tmp_path) == {"new.conf": "644 new\n"}
