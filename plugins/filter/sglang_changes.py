@@ -69,8 +69,8 @@ def _settings(text: str) -> dict[str, Any]:
     """Return the settings of a file; one that is understood in neither way has none."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     pairs = [line.partition("=") for line in lines]
-    if pairs and all(re.fullmatch(r"[A-Za-z_]\w*", name) and sign for name, sign, _ in pairs):
-        return {name: value for name, _, value in pairs}
+    if pairs and all(re.fullmatch(r"[A-Za-z_]\w*", name) and sign for name, sign, _value in pairs):
+        return {name: value for name, _sign, value in pairs}
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:  # an error of ours would quote it, with the key

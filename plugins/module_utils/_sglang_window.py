@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Optional
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
     Client,
@@ -31,7 +32,7 @@ _TOKENS, _PASSES = "generation_tokens_total", "spec_verify_calls_total"
 _ANSWER = 10.0
 
 Metrics = Mapping[str, Metric]
-LookAgain = Callable[[], tuple["Unit | None", "Log | None"]]
+LookAgain = Callable[[], tuple[Optional[Unit], Optional[Log]]]
 
 
 @dataclass(frozen=True)

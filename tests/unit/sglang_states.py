@@ -454,7 +454,7 @@ def failed(start: Start, *flags: str, **environment: str) -> dict[str, Form]:
 
 def _last(server: Server) -> list[str]:
     """Return the lines after the server was up, or the last ones before it."""
-    before, _, after = server.log.rpartition("ready to roll!")
+    before, _mark, after = server.log.rpartition("ready to roll!")
     lines = line_forms(after)
     return [x for x in lines if "GET /" not in x and "POST /" not in x] if before else lines[-6:]
 

@@ -22,8 +22,8 @@ ARM = {
 UNKNOWN = {**ARM, "max_running_requests": None, "unknown": ["the GPUs are not known"]}
 
 
-def capacity(with_mtp: dict[str, Any] = ARM) -> dict[str, Any]:
-    return {"without_mtp": UNKNOWN, "with_mtp": with_mtp, "assumptions": ["a", "b"]}
+def capacity(with_mtp: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"without_mtp": UNKNOWN, "with_mtp": with_mtp or ARM, "assumptions": ["a", "b"]}
 
 
 def test_prediction() -> None:

@@ -67,13 +67,13 @@ MTP = {
 def capacity(
     wanted: dict[str, Any],
     version: str = "0.5.23",
-    config: dict[str, Any] = QWEN,
+    config: dict[str, Any] | None = None,
     sizes: Sizes = FIELD_WEIGHTS,
     gpu: int | None = 97887,
     **environment: str,
 ) -> Capacity:
     values = {f"--{name}": () if value is True else (str(value),) for name, value in wanted.items()}
-    server = Server(version_key(version), config, values, sizes, gpu, environment)
+    server = Server(version_key(version), config or QWEN, values, sizes, gpu, environment)
     return predict(server, MTP)
 
 
