@@ -195,7 +195,7 @@ capacity:
       description: With the wanted flags, but without those of speculation.
       returned: always
       type: dict
-      contains:
+      contains: &arm
         max_running_requests:
           description: Requests that run at once; more of them wait. V(null) when it cannot be told.
           returned: always
@@ -258,65 +258,7 @@ capacity:
       description: With the wanted flags and those that are decided.
       returned: always
       type: dict
-      contains:
-        max_running_requests:
-          description: Requests that run at once; more of them wait. V(null) when it cannot be told.
-          returned: always
-          type: int
-          sample: 24
-        requested:
-          description: The number that the flags ask for, or 48, which SGLang takes with
-            speculation; V(null) when neither.
-          returned: always
-          type: int
-          sample: 48
-        limited_by:
-          description: What limits the requests, V(requested), V(states) or V(kv_cache).
-          returned: always
-          type: str
-          sample: states
-        state_slots:
-          description: Slots for the states of Mamba or linear attention; V(null) for a model
-            without.
-          returned: always
-          type: int
-          sample: 123
-        slots_per_request:
-          description: How many of them a running request holds.
-          returned: always
-          type: int
-          sample: 5
-        state_mib:
-          description: Memory of one slot on one GPU.
-          returned: always
-          type: float
-          sample: 36.6
-        kv_tokens:
-          description: Tokens that the key-value cache holds.
-          returned: always
-          type: int
-          sample: 733361
-        kv_bytes_per_token:
-          description: Memory of one token on one GPU.
-          returned: always
-          type: int
-          sample: 13312
-        weights_mib:
-          description: Weights on one GPU.
-          returned: always
-          type: int
-          sample: 60313
-        budget_mib:
-          description: What SGLang shares out among states and key-value cache on one GPU.
-          returned: always
-          type: int
-          sample: 17416
-        unknown:
-          description: Why values are V(null).
-          returned: always
-          type: list
-          elements: str
-          sample: []
+      contains: *arm
     assumptions:
       description: What the numbers take for granted.
       returned: always
