@@ -15,7 +15,6 @@ latter two from 0.5.13 on, of the releases 0.5.4 to 0.5.23.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +24,11 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families im
     family_of,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
+    STRATEGIES,
+    TRACK_INTERVAL,
     Given,
     Problem,
+    number,
     unstable_with_mtp,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import (
@@ -44,7 +46,6 @@ ALGORITHM = "--speculative-algorithm"
 STEPS = "--speculative-num-steps"
 TOPK = "--speculative-eagle-topk"
 DRAFTS = "--speculative-num-draft-tokens"
-STRATEGIES = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
 _RADIX_OFF = "--disable-radix-cache"
 _OVERLAP_OFF = "--disable-overlap-schedule"
 _BACKEND = "--attention-backend"
@@ -52,7 +53,6 @@ _DRAFT_PATH = "--speculative-draft-model-path"
 # Names of it on which SGLang bundles a DSpark head: `checkpoint_bundles_dspark_draft` in
 # srt/speculative/dspark_components/dspark_config.py of 0.5.23
 _DSPARK = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id")
-_TRACK_INTERVAL = 256
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,6 @@ def values_of(flags: FlagSet, wanted: Sequence[Given]) -> dict[str, tuple[str, .
         for name in (given.spelling,) if flag is None else (flag.name, *flag.aliases):
             found[name] = given.values
     return found
-
-
-def number(values: Mapping[str, tuple[str, ...]], name: str) -> int | None:
-    """Return the whole number that a flag is given, `None` when it is not, or is no such."""
-    text = "".join(values.get(name, ()))
-    return int(text) if re.fullmatch(r"\d+", text) else None
 
 
 def strategy_of(values: Mapping[str, tuple[str, ...]]) -> str | None:
@@ -341,7 +335,7 @@ def _cache_conflicts(asked: _Asked) -> Iterable[Problem]:
             "that runs both",
             f"{flag} extra_buffer",
         )
-    interval = number(asked.values, "--mamba-track-interval") or _TRACK_INTERVAL
+    interval = number(asked.values, "--mamba-track-interval") or TRACK_INTERVAL
     if page and interval % page:
         yield _conflict(
             "--page-size",

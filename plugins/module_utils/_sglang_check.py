@@ -70,9 +70,9 @@ _ALGORITHMS = {
     "UNO": (0, 5, 20),
 }
 _DRAFTING = ("EAGLE", "EAGLE3", "NEXTN")
-_STRATEGIES = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
+STRATEGIES = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
 _SPEC_V2 = ", and SGLANG_ENABLE_SPEC_V2=1 in the environment"
-_TRACK_INTERVAL = 256  # the default of --mamba-track-interval
+TRACK_INTERVAL = 256  # the default of --mamba-track-interval
 _TRIPLE = (
     "--speculative-num-steps",
     "--speculative-eagle-topk",
@@ -411,7 +411,7 @@ def _check_speculation(
 
     Source of the rules: `srt/arg_groups/speculative_hook.py`, in older releases `server_args.py`.
     """
-    triple = {name: _number(values, name) for name in _TRIPLE if name in values}
+    triple = {name: number(values, name) for name in _TRIPLE if name in values}
     algorithm = "".join(values.get("--speculative-algorithm", ())).upper()
     if not algorithm:
         if triple and known:
@@ -470,7 +470,7 @@ def _check_speculation(
 def _check_trees(values: Mapping[str, tuple[str, ...]], topk: int) -> Iterator[Problem]:
     """Yield what does not go with drafts that branch (top-k above 1)."""
     backend = "".join(values.get("--attention-backend", ()))
-    page = _number(values, "--page-size") or 1
+    page = number(values, "--page-size") or 1
     if backend == "trtllm_mha":
         fault = "--attention-backend trtllm_mha"
     elif page > 1 and backend and backend not in ("flashinfer", "fa3", "triton"):
@@ -488,7 +488,8 @@ def _check_trees(values: Mapping[str, tuple[str, ...]], topk: int) -> Iterator[P
     )
 
 
-def _number(values: Mapping[str, tuple[str, ...]], name: str) -> int | None:
+def number(values: Mapping[str, tuple[str, ...]], name: str) -> int | None:
+    """Return the whole number that a flag is given, `None` when it is not, or is no such."""
     text = "".join(values.get(name, ()))
     return int(text) if re.fullmatch(r"\d+", text) else None
 
@@ -542,7 +543,7 @@ def _check_together(
 
 def _check_several_hosts(values: Mapping[str, tuple[str, ...]]) -> Iterator[Problem]:
     """Yield what keeps servers on several hosts from finding each other, and half a certificate."""
-    nodes, rank = _number(values, "--nnodes"), _number(values, "--node-rank")
+    nodes, rank = number(values, "--nnodes"), number(values, "--node-rank")
     addresses = ("--dist-init-addr", "--nccl-init-addr")
     if nodes is not None and nodes > 1:
         if not any(name in values for name in addresses):
@@ -583,7 +584,7 @@ def _check_states(
     `srt/arg_groups/mamba_hook.py`. Without a version, or for a model that is not known, nothing is
     said but that.
     """
-    name = next((name for name in _STRATEGIES if name in values), None)
+    name = next((name for name in STRATEGIES if name in values), None)
     family = family_of(architecture)
     if family is None or version is None:
         if name is not None and "--disable-radix-cache" not in values:
@@ -621,10 +622,10 @@ def _check_extra_buffer(
     strategy: str,
     speculates: bool,
 ) -> Iterator[Problem]:
-    interval = _number(values, "--mamba-track-interval") or _TRACK_INTERVAL
-    page = _number(values, "--page-size")
-    drafts = _number(values, "--speculative-num-draft-tokens")
-    topk = _number(values, "--speculative-eagle-topk")
+    interval = number(values, "--mamba-track-interval") or TRACK_INTERVAL
+    page = number(values, "--page-size")
+    drafts = number(values, "--speculative-num-draft-tokens")
+    topk = number(values, "--speculative-eagle-topk")
     if speculates and strategy == "extra_buffer_lazy" and release < (0, 5, 17):
         yield Problem(
             "--speculative-algorithm",
@@ -660,7 +661,7 @@ def _check_extra_buffer(
 
 
 def _check_no_buffer(values: Mapping[str, tuple[str, ...]], name: str) -> Iterator[Problem]:
-    page = _number(values, "--page-size") or 1
+    page = number(values, "--page-size") or 1
     faults = [
         ("--disable-overlap-schedule", "--disable-overlap-schedule" not in values),
         ("--page-size 1", page > 1),
