@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleFilterError
 from ansible_collections.gpuhost.inference.plugins.filter.sglang_changes import sglang_changes
 from ansible_collections.gpuhost.inference.plugins.filter.sglang_url import sglang_url
+from ansible_collections.gpuhost.inference.plugins.filter.sglang_worker_url import (
+    sglang_worker_url,
+)
+from plays import run_playbook
 
 OLD = "# made by hand\nport: 30000\napi-key: oldkey77\nlog-level: info\nenable-metrics: true\n"
 NEW = 'port: 30001\napi-key: "newkey88"\nenable-metrics: true\ntp-size: 4\n'
@@ -47,3 +53,40 @@ def test_a_file_that_is_not_understood_has_no_settings() -> None:
 )
 def test_where_a_server_is_reached(flags: dict[str, Any], url: str) -> None:
     assert sglang_url(flags) == url
+
+
+@pytest.mark.parametrize(
+    ("variables", "url"),
+    [
+        ({"inventory_hostname": "g1"}, "http://g1:30000"),
+        ({"inventory_hostname": "g1", "ansible_host": "fd00::7"}, "http://[fd00::7]:30000"),
+        (
+            {"inventory_hostname": "g1", "sglang_port": 31000, "sglang_ssl_certfile": "/etc/c.pem"},
+            "https://g1:31000",
+        ),
+    ],
+)
+def test_where_a_worker_is_reached(variables: dict[str, Any], url: str) -> None:
+    assert sglang_worker_url(variables) == url
+
+
+def test_no_variables_of_a_host() -> None:
+    with pytest.raises(AnsibleFilterError, match="variables of a host"):
+        sglang_worker_url({"host": "g1"})
+
+
+def test_workers_of_a_group(tmp_path: Path) -> None:
+    """Ansible gives `hostvars` and their templates in types of its own."""
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(
+        "inference_guests:\n  hosts:\n    g1: {ansible_host: 10.0.0.5}\n"
+        "    g2: {base: 31000, sglang_port: '{{ base + 1 }}'}\n"
+    )
+    play = tmp_path / "play.yml"
+    play.write_text(
+        "- hosts: localhost\n  gather_facts: false\n  tasks:\n    - debug:\n"
+        "        msg: \"{{ groups.inference_guests | map('extract', hostvars)"
+        " | map('gpuhost.inference.sglang_worker_url') | join(' and ') }}\"\n"
+    )
+    said = run_playbook(tmp_path, play, str(inventory))
+    assert "http://10.0.0.5:30000 and http://g2:31001" in said, said
