@@ -193,9 +193,20 @@ def finished(target: Path) -> Iterator[Path]:
     work.rename(target)
 
 
+def detach(tree: Path) -> None:
+    """Take `/proc` off a tree, else it would be copied with it, without an end.
+
+    mmdebstrap leaves it mounted when somebody looks into it at that moment, as `grep -r` of the
+    checkout does.
+    """
+    if (tree / "proc").is_mount():
+        run("umount", "--lazy", tree / "proc")
+
+
 def discard(path: Path) -> None:
     """Remove a file or a tree, if there."""
     if path.is_dir() and not path.is_symlink():
+        detach(path)
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -247,10 +258,7 @@ def build_base(progress: Progress) -> Path:
                 *(SUITE, work, MIRROR),
                 env={**os.environ, **BASE_ENVIRONMENT},
             )
-            if (work / "proc").is_mount():
-                raise LabError(
-                    f"mmdebstrap left /proc mounted: umount {work / 'proc'}, and try again"
-                )
+    detach(target)
     return target
 
 
@@ -264,6 +272,7 @@ def build_container(progress: Progress) -> Path | None:
         progress("image 2/4: building the container's tree")
         with finished(target) as work:
             run(recipe, work, env={**os.environ, "LAB_PYTHON": sys.executable})
+    detach(target)
     return target
 
 

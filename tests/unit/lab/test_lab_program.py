@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import image
@@ -197,3 +198,29 @@ def test_sound_device_where_no_gpu_is() -> None:
 
 def test_wrong_machine() -> None:
     assert "invalid choice: 'arm'" in run_lab("status", "--machine", "arm").stderr
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Path]:
+    """Give a tree whose /proc is mounted, with somebody who looks into it."""
+    proc = tmp_path / "tree.part/proc"
+    proc.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "proc", "proc", proc], check=False)
+    if mounted.returncode:
+        pytest.skip("NOT TESTED: this account may not mount /proc")
+    with (proc / "version").open():
+        yield proc.parent
+    if proc.is_mount():
+        subprocess.run(["umount", "--lazy", proc], check=True)
+
+
+def test_proc_that_is_in_use_goes_into_no_image(tree: Path) -> None:
+    image.detach(tree)
+    assert not list((tree / "proc").iterdir())
+
+
+def test_tree_that_was_left_with_proc_can_be_begun_anew(tree: Path) -> None:
+    with image.finished(tree.with_suffix("")) as work:
+        assert not work.exists()
+        work.mkdir()
+    assert Path("/proc/version").exists()
