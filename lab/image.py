@@ -197,9 +197,9 @@ def detach(tree: Path) -> None:
     """Take `/proc` off a tree, else it would be copied with it, without an end.
 
     mmdebstrap leaves it mounted when somebody looks into it at that moment, as `grep -r` of the
-    checkout does.
+    checkout does, and mounts it again over that at its next step.
     """
-    if (tree / "proc").is_mount():
+    while (tree / "proc").is_mount():
         run("umount", "--lazy", tree / "proc")
 
 
