@@ -28,6 +28,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check im
     TRACK_INTERVAL,
     Given,
     Problem,
+    may_be_flag,
     number,
     unstable_with_mtp,
 )
@@ -199,7 +200,9 @@ def _algorithm_conflicts(asked: _Asked, algorithm: str) -> Iterable[Problem]:
             f"{ALGORITHM} {algorithm}, or no MTP",
         )
     known = asked.flags.spellings().get(ALGORITHM)
-    if known is None or (known.choices is not None and algorithm not in known.choices):
+    if known is None and not asked.flags.complete:
+        yield Problem(ALGORITHM, "unchecked", "warning", may_be_flag(ALGORITHM, asked.flags))
+    elif known is None or (known.choices is not None and algorithm not in known.choices):
         yield Problem(
             ALGORITHM,
             "unknown",
@@ -267,6 +270,9 @@ def _hybrid(asked: _Asked) -> tuple[dict[str, Any], dict[str, str], list[Problem
     cached = not asked.has(_RADIX_OFF)
     if cached and given is None and can_buffer and name is not None:
         added[name] = "extra_buffer"
+    if cached and given is None and can_buffer and name is None and not asked.flags.complete:
+        message = may_be_flag(STRATEGIES[0], asked.flags)
+        problems.append(Problem(STRATEGIES[0], "unchecked", "warning", message))
     if cached and not can_buffer and (0, 5, 10) <= release < (0, 5, 14) and given is None:
         added[_RADIX_OFF] = True
         problems.append(

@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
@@ -260,6 +260,26 @@ def check_flags(
 
 
 def _not_a_flag(spelling: str, flags: FlagSet, spellings: Mapping[str, Flag]) -> Problem:
+    """Return what is wrong with a name that is no flag, or that nobody knows whether it is one."""
+    problem = _unknown_flag(spelling, flags, spellings)
+    if flags.complete:
+        return problem
+    return replace(
+        problem, kind="unchecked", severity="warning", message=may_be_flag(spelling, flags)
+    )
+
+
+def may_be_flag(spelling: str, flags: FlagSet) -> str:
+    """Return a sentence about a name that is not among the flags of a set that is not complete."""
+    count = len(flags.passed_over)
+    more = f" and {count - 1} more" if count > 1 else ""
+    return (
+        f"whether {spelling} is a flag of SGLang {flags.version or 'this version'} is not known "
+        f"here: what its source defines at {flags.passed_over[0]}{more} could not be read"
+    )
+
+
+def _unknown_flag(spelling: str, flags: FlagSet, spellings: Mapping[str, Flag]) -> Problem:
     version = flags.version or "this version"
     others = [new for old, new in _RENAMED if old == spelling]
     others += [_REPLACED[spelling]] if spelling in _REPLACED else []

@@ -13,14 +13,16 @@ SGLang defines its command line in three styles, all in `sglang/srt`:
 - from 0.5.20 as such fields in `arg_groups/fields/*.py`, a few calls remaining.
 
 An expression that cannot be evaluated from the source (a plug-in registry, a platform query) is
-never guessed: the part of the flag that it stands for is named in `Flag.unchecked`.
+never guessed: the part of the flag that it stands for is named in `Flag.unchecked`. Where that is
+its name, or whole flags may come from code that is not followed (a loop, a helper that is given
+the parser, a base class), the place is named in `FlagSet.passed_over`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -47,6 +49,12 @@ _PLAIN_ACTIONS = (
 )
 _SWITCHES = ("store_true", "DeprecatedStoreTrueAction")
 _VALUE_ACTIONS = ("store", "append", "LoRAPathAction", "DeprecatedAliasStoreAction")
+# What of argparse makes a part of a parser, to which flags are added too.
+_PARTS = ("add_argument_group", "add_mutually_exclusive_group")
+# Makes a flag of each field of a class; the fields are read themselves.
+_OF_FIELDS = "add_cli_args_from_dataclass"
+# Metadata of fields that are no flags: `srt/arg_groups/arg_utils.py`.
+_NO_FLAG = ("Derived", "NS")
 
 
 @dataclass(frozen=True)
@@ -92,11 +100,25 @@ class Flag:
 
 @dataclass(frozen=True)
 class FlagSet:
-    """All flags of one package, sorted by name, and its version (`None` when it says none)."""
+    """All flags of one package.
+
+    Attributes:
+        version: `None` when the package says none.
+        package: its folder.
+        flags: sorted by name.
+        passed_over: places of the source that may define more flags, or more names of them, and
+            could not be read, as `srt/server_args.py:12: …`, with why.
+    """
 
     version: str | None
     package: str
     flags: tuple[Flag, ...]
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether a name that is not among them is no flag; otherwise nobody knows."""
+        return not self.passed_over
 
     def spellings(self) -> dict[str, Flag]:
         """Return every accepted long spelling with its flag."""
@@ -214,77 +236,149 @@ def read_flags(package: str, host: Reader = _LIVE) -> FlagSet:
             + "; let ansible_python_interpreter be the one that runs SGLang"
         )
     classes = [module.classes["ServerArgs"]] if "ServerArgs" in module.classes else []
+    sources_of_fields = [(path, module, classes), *_field_files(sources, package, host)]
+    read = {definition.name for _path, _source, known in sources_of_fields for definition in known}
     found: dict[str, Flag] = {}
+    passed: list[str] = []
     defaults: dict[str, Any] = {}
-    sources_of_fields = [(module, classes), *_field_files(sources, package, host)]
-    for source, definitions in sources_of_fields:
-        for field in (node for definition in definitions for node in definition.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                if field.value is not None:
-                    defaults[field.target.id] = source.value(field.value)
-                flag = _flag_of_field(field, field.target.id, source)
-                if flag:
-                    found.setdefault(flag.name, flag)
-    for flag in _flags_of_calls(classes, module, defaults):
-        found.setdefault(flag.name, flag)
+
+    def take(place: str, entries: Iterable[Flag | _Passed]) -> None:
+        for entry in entries:
+            if isinstance(entry, Flag):
+                found.setdefault(entry.name, entry)
+            else:
+                passed.append(f"{place}:{entry.line}: {entry.why}")
+
+    for place, source, definitions in sources_of_fields:
+        if source is None:
+            passed.append(f"{place}: it cannot be parsed by this Python")
+            continue
+        for definition in definitions:
+            take(place, _base_classes(definition, source, read))
+            take(place, _flags_of_fields(definition, source, defaults))
+    take(path, _flags_of_calls(classes, module, defaults))
     if not found:
         raise GpuHostError(f"{package}/{path} defines no flags in a way that is known here")
-    return FlagSet(
-        package_version(package, host), package, tuple(found[name] for name in sorted(found))
-    )
+    flags = tuple(found[name] for name in sorted(found))
+    return FlagSet(package_version(package, host), package, flags, tuple(passed))
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A place of a source that may define flags and could not be read, and why."""
+
+    line: int
+    why: str
 
 
 def _field_files(
     sources: Package, package: str, host: Reader
-) -> Iterator[tuple[Module, list[ast.ClassDef]]]:
-    """Yield the files of 0.5.20 and later that hold the fields of `ServerArgs`, by name."""
+) -> Iterator[tuple[str, Module | None, list[ast.ClassDef]]]:
+    """Yield the files of 0.5.20 and later that hold the fields of `ServerArgs`, by name.
+
+    A file that cannot be parsed is `None`.
+    """
     folder = "srt/arg_groups/fields"
     for name in host.names(f"{package}/{folder}"):
-        module = sources.module(f"{folder}/{name}") if name.endswith(".py") else None
-        if module is not None:
-            yield module, list(module.classes.values())
+        if name.endswith(".py"):
+            module = sources.module(f"{folder}/{name}")
+            yield f"{folder}/{name}", module, list(module.classes.values()) if module else []
+
+
+def _base_classes(definition: ast.ClassDef, source: Module, read: Set[str]) -> Iterator[_Passed]:
+    """Yield the base classes from SGLang itself of which the fields are not read."""
+    for base in definition.bases:
+        if isinstance(base, ast.Name) and source.is_own(base.id) and base.id not in read:
+            yield _Passed(base.lineno, f"the fields of {base.id} are not read")
+
+
+def _flags_of_fields(
+    definition: ast.ClassDef, source: Module, defaults: dict[str, Any]
+) -> Iterator[Flag | _Passed]:
+    """Yield the flags of the fields of a class, whose defaults are added to `defaults`."""
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            if node.value is not None:
+                defaults[node.target.id] = source.value(node.value)
+            yield from _flag_of_field(node, node.target.id, source)
+        elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.AnnAssign) and _metadata(inner.annotation) is not None:
+                    yield _Passed(inner.lineno, "the field depends on what is seen at run time")
 
 
 def _flags_of_calls(
     classes: list[ast.ClassDef], module: Module, defaults: dict[str, Any]
-) -> Iterator[Flag]:
+) -> Iterator[Flag | _Passed]:
     """Yield the flags that `ServerArgs.add_cli_args` registers by `add_argument` calls."""
     for register in (node for definition in classes for node in definition.body):
         if not isinstance(register, ast.FunctionDef) or register.name != "add_cli_args":
             continue
         local = module.locals_of(register)
+        parsers = _parsers(register)
+        calls = [node for node in ast.walk(register) if isinstance(node, ast.Call)]
+        called = {call.func for call in calls}
+        for call in calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+                yield from _flag_of_call(call, module, local, defaults)
+            elif getattr(call.func, "id", "") != _OF_FIELDS and parsers & {
+                getattr(given, "id", "")
+                for given in (*call.args, *(keyword.value for keyword in call.keywords))
+            }:
+                said = ast.unparse(call.func)
+                yield _Passed(call.lineno, f"{said} may add flags, and is not followed")
         for node in ast.walk(register):
             if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "add_argument"
+                isinstance(node, ast.Attribute)
+                and node.attr == "add_argument"
+                and node not in called
             ):
-                flag = _flag_of_call(node, module, local, defaults)
-                if flag:
-                    yield flag
+                yield _Passed(node.lineno, "add_argument is called by another name")
 
 
-def _flag_of_field(node: ast.AnnAssign, name: str, source: Module) -> Flag | None:
-    """Return the flag that a field `name: A[type, Arg(...)] = default` registers, if any.
+def _parsers(register: ast.FunctionDef) -> set[str]:
+    """Return the names of the parser and of its groups in `add_cli_args`."""
+    names = {argument.arg for argument in register.args.args} - {"self", "cls"}
+    for node in ast.walk(register):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            function = node.value.func
+            if isinstance(function, ast.Attribute) and function.attr in _PARTS:
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _metadata(annotation: ast.expr) -> list[ast.expr] | None:
+    """Return type and metadata of `A[type, metadata]`, `None` for another annotation."""
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.slice, ast.Tuple):
+        word = annotation.value
+        name = word.attr if isinstance(word, ast.Attribute) else getattr(word, "id", "")
+        return annotation.slice.elts if name in ("A", "Annotated") else None
+    return None
+
+
+def _flag_of_field(node: ast.AnnAssign, name: str, source: Module) -> Iterator[Flag | _Passed]:
+    """Yield the flag that a field `name: A[type, Arg(...)] = default` registers, if any.
 
     The rules are those of `add_cli_args_from_dataclass` in `srt/arg_groups/arg_utils.py`.
     """
-    annotation = node.annotation
-    if not (
-        isinstance(annotation, ast.Subscript)
-        and isinstance(annotation.value, ast.Name)
-        and annotation.value.id in ("A", "Annotated")
-        and isinstance(annotation.slice, ast.Tuple)
-    ):
-        return None
-    arguments = _arguments_of_field(annotation.slice.elts[1:])
-    if arguments is None or source.value(arguments.get("no_cli", ast.Constant(False))) is True:
-        return None
-    spelling = source.value(arguments.get("cli_name", ast.Constant(None)))
+    parts = _metadata(node.annotation)
+    arguments = _arguments_of_field(parts[1:], source) if parts else None
+    if parts is None or arguments is None:
+        return
+    hidden, spelling, aliases = (
+        source.value(arguments.get(key, ast.Constant(None)))
+        for key in ("no_cli", "cli_name", "aliases")
+    )
+    if "" in arguments or UNKNOWN in (hidden, spelling):
+        yield _Passed(node.lineno, f"whether {name} is a flag, and its name, is computed")
+        return
+    if hidden is True:
+        return
+    if aliases is UNKNOWN:
+        yield _Passed(node.lineno, f"other names of {name} are computed")
     names = [spelling if isinstance(spelling, str) else "--" + name.replace("_", "-")]
-    aliases = source.value(arguments.get("aliases", ast.Constant(None)))
     names += aliases if isinstance(aliases, list) else []
-    kind, literals, is_list = _inner_type(annotation.slice.elts[0], source)
+    kind, literals, is_list = _inner_type(parts[0], source)
     parser = arguments.get("type_parser")
     keywords = dict(arguments)
     if "action" not in keywords:
@@ -299,23 +393,41 @@ def _flag_of_field(node: ast.AnnAssign, name: str, source: Module) -> Flag | Non
         keywords.setdefault("default", node.value)
     elif "required" not in keywords and "action" not in keywords:
         keywords["required"] = ast.Constant(True)
-    return _flag(names, name, keywords, _Scope(source, {}, {}))
+    yield _flag(names, name, keywords, _Scope(source, {}, {}))
 
 
-def _arguments_of_field(metadata: list[ast.expr]) -> dict[str, ast.expr] | None:
-    """Return the keywords of `Arg(...)`, none for a bare help text, `None` for no flag at all."""
+def _arguments_of_field(metadata: list[ast.expr], source: Module) -> dict[str, ast.expr] | None:
+    """Return the keywords of `Arg(...)`, none for a bare help text, `None` for no flag at all.
+
+    What is not understood of them stands under the name "".
+    """
     for node in metadata:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Arg":
-            keywords = {key.arg: key.value for key in node.keywords if key.arg}
-            extra = keywords.pop("action_kwargs", None)
-            if isinstance(extra, ast.Dict):
-                for key, value in zip(extra.keys, extra.values):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        keywords.setdefault(key.value, value)
-            return keywords
-        if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Name)):
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+            if name == "Arg":
+                return _arguments_of(node)
+            if name not in _NO_FLAG:
+                return {"": node}
+        elif isinstance(node, ast.Name) and not isinstance(source.value(node), str):
+            return {"": node}
+        elif isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Name)):
             return {}
     return None
+
+
+def _arguments_of(call: ast.Call) -> dict[str, ast.expr]:
+    """Return the keywords of `Arg(...)`; only the help text may come without its name."""
+    keywords = {key.arg or "": key.value for key in call.keywords}
+    for argument in call.args:
+        if isinstance(argument, ast.Starred) or argument is not call.args[0]:
+            keywords[""] = argument
+    extra = keywords.pop("action_kwargs", None)
+    if isinstance(extra, ast.Dict):
+        for key, value in zip(extra.keys, extra.values):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                keywords.setdefault(key.value, value)
+    return keywords
 
 
 def _inner_type(node: ast.expr, source: Module) -> tuple[str, ast.List | None, bool]:
@@ -347,19 +459,21 @@ def _is_none(node: ast.expr) -> bool:
 
 def _flag_of_call(
     call: ast.Call, source: Module, local: dict[str, Any], defaults: dict[str, Any]
-) -> Flag | None:
-    """Return the flag that one `parser.add_argument(...)` call registers; positionals are none."""
-    names = [source.value(argument, local) for argument in call.args]
-    names = [name for name in names if isinstance(name, str) and name.startswith("-")]
+) -> Iterator[Flag | _Passed]:
+    """Yield the flag that one `parser.add_argument(...)` call registers; positionals are none."""
+    words = [source.value(argument, local) for argument in call.args]
+    if UNKNOWN in words:  # as is one with a star
+        yield _Passed(call.lineno, "the name of an argument is computed")
+    names = [word for word in words if isinstance(word, str) and word.startswith("-")]
     if not names:
-        return None
-    keywords = {key.arg: key.value for key in call.keywords if key.arg}
+        return
+    keywords = {key.arg or "": key.value for key in call.keywords}
     dest = source.value(keywords["dest"], local) if "dest" in keywords else None
     if not isinstance(dest, str):
         dest = (
             next((n for n in names if n.startswith("--")), names[0]).lstrip("-").replace("-", "_")
         )
-    return _flag(names, dest, keywords, _Scope(source, local, defaults))
+    yield _flag(names, dest, keywords, _Scope(source, local, defaults))
 
 
 @dataclass(frozen=True)
@@ -397,6 +511,8 @@ def _flag(names: list[str], dest: str, keywords: dict[str, ast.expr], scope: _Sc
     kind = "bool" if boolean else _type_word(keywords.get("type"))
     if not no_value and action not in _VALUE_ACTIONS:
         unchecked.append("nargs")
+    if "" in keywords:  # two stars: any of these may be in there
+        unchecked += [key for key in ("choices", "default", "nargs") if key not in keywords]
     replacement = known("new_flag")
     return Flag(
         name=names[0],

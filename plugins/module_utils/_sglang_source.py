@@ -39,10 +39,12 @@ class Package:
     def module(self, path: str) -> Module | None:
         """Return the file at a path, `None` when there is none or it cannot be parsed here."""
         if path not in self._modules:
-            text = self._host.text(f"{self._folder}/{path}")
+            # as bytes, for a text has lost its blank lines, by which places are counted
+            source = self._host.data(f"{self._folder}/{path}")
             try:
-                tree = None if text is None else ast.parse(text)
-            except SyntaxError:  # source of a newer Python than this one
+                tree = None if source is None else ast.parse(source)
+            # source of a newer Python than this one, or no source: null characters are a ValueError
+            except (SyntaxError, ValueError):
                 tree = None
             self._modules[path] = None if tree is None else Module(tree, self)
         return self._modules[path]
@@ -72,6 +74,11 @@ class Module:
         ]
         self._assigned = _assignments(tree.body)
         self._attributes: dict[str, dict[str, ast.expr | None]] = {}
+
+    def is_own(self, name: str) -> bool:
+        """Tell whether a name stands for something of this package, rather than of another."""
+        module = self._imports.get(name, ("sglang" if name in self.classes else "", ""))[0]
+        return module.partition(".")[0] == "sglang"
 
     def value(self, node: ast.expr, local: dict[str, Any] | None = None, depth: int = 0) -> Any:
         """Evaluate an expression from literals, constants, imports and parameterless functions."""
@@ -218,7 +225,7 @@ def _assignments(body: list[ast.stmt]) -> dict[str, ast.expr | None]:
                 targets, value = node.targets, node.value
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 targets, value = [node.target], node.value
-            elif isinstance(node, ast.AugAssign):
+            elif isinstance(node, (ast.AugAssign, ast.For, ast.NamedExpr)):
                 targets = [node.target]
             elif (
                 isinstance(node, ast.Call)
@@ -227,10 +234,16 @@ def _assignments(body: list[ast.stmt]) -> dict[str, ast.expr | None]:
             ):
                 targets = [node.func.value]
             for target in targets:
-                if isinstance(target, ast.Name):
+                if isinstance(target, (ast.Tuple, ast.List)):
+                    values.update(dict.fromkeys(_names_of(target)))
+                elif isinstance(target, ast.Name):
                     known = plain and target.id not in values
                     values[target.id] = value if known else None
     return values
+
+
+def _names_of(target: ast.expr) -> list[str]:
+    return [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
 
 
 def _operate(operator: ast.operator, left: Any, right: Any) -> Any:

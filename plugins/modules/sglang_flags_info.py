@@ -18,7 +18,8 @@ description:
     unknown flag ends with status 2. So a command line should be checked against the very
     installation that will run it.
   - What the source computes only when it runs cannot be read. Such parts are named in
-    RV(flags[].unchecked) and are never called wrong.
+    RV(flags[].unchecked) and are never called wrong. Where it may define more flags,
+    RV(passed_over) says so, and a flag that is not known is a warning instead of an error.
 author:
   - gpuhost.inference contributors (@gpuhost)
 extends_documentation_fragment:
@@ -163,6 +164,21 @@ flags:
       type: list
       elements: str
       sample: []
+complete:
+  description:
+    - Whether these are all flags of the release. If not, one of O(wanted) that is not among them is
+      a problem V(unchecked) instead of V(unknown), of the severity V(warning).
+  returned: always
+  type: bool
+  sample: true
+  version_added: 0.2.0
+passed_over:
+  description: Places of the source that may define more flags and could not be read, and why.
+  returned: always
+  type: list
+  elements: str
+  sample: []
+  version_added: 0.2.0
 config:
   description:
     - The part of O(wanted) that can stand in a file for SGLang's flag C(--config), names without
@@ -217,7 +233,8 @@ problems:
     severity:
       description:
         - V(error) when the server would not start or would run something else, V(warning) when it
-          starts but may surprise, V(note) for what could not be checked.
+          starts but may surprise, or when whether it starts is not known, V(note) for a value that
+          could not be checked.
       returned: always
       type: str
       choices: [error, warning, note]
@@ -269,6 +286,8 @@ def run(
         "version": flags.version,
         "package": flags.package,
         "flags": [flag.as_dict() for flag in flags.flags],
+        "complete": flags.complete,
+        "passed_over": list(flags.passed_over),
         "problems": [asdict(problem) for problem in problems],
         "config_supported": "--config" in flags.spellings(),
         "config": config,

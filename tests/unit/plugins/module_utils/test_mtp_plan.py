@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,3 +176,19 @@ def test_head_that_is_bundled_instead() -> None:
     assert found.flags == {"--speculative-algorithm": "DSPARK"}
     both = decide(installed("0.5.23"), {**config, "num_nextn_predict_layers": 1}, WHOLE)
     assert both.algorithm == "NEXTN"
+
+
+def test_flags_that_the_reader_may_have_passed_over() -> None:
+    """Neither MTP nor the strategy for states is called missing where it may be offered."""
+    known = installed("0.5.23")
+    names = ("--speculative-algorithm", NEW)
+    few = replace(known, flags=tuple(one for one in known.flags if one.name not in names))
+    config = {"architectures": [QWEN]}
+    refused = decide(few, config, WHOLE)
+    assert (refused.supported, [found.kind for found in refused.problems]) == (False, ["unknown"])
+    unsure = decide(replace(few, passed_over=("srt/server_args.py:12: computed",)), config, WHOLE)
+    assert unsure.supported is None
+    assert [(found.flag, found.kind) for found in unsure.problems] == [
+        ("--speculative-algorithm", "unchecked"),
+        (NEW, "unchecked"),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -367,3 +368,19 @@ def test_values_as_sglang_reads_them() -> None:
 def test_neither_a_mapping_nor_flags(wanted: Any) -> None:
     with pytest.raises(GpuHostError, match=r"tp-size|not 4711"):
         parse_wanted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "suggestion"),
+    [
+        ({"mem-fraction-statik": 0.8}, "--mem-fraction-static"),
+        ({"mamba-scheduler-strategy": "auto"}, None),
+        ({"max-running": 8}, "--max-running-requests"),
+        ({"piecewise-cuda-graph-tokens": 8}, None),
+    ],
+)
+def test_flag_that_the_reader_may_have_passed_over(wanted: Any, suggestion: str | None) -> None:
+    places = ("srt/server_args.py:12: computed", "srt/server_args.py:90: computed")
+    [found] = problems(wanted, replace(release("0.5.23"), passed_over=places))
+    assert (found.kind, found.severity, found.suggestion) == ("unchecked", "warning", suggestion)
+    assert "srt/server_args.py:12: computed and 1 more could not be read" in found.message

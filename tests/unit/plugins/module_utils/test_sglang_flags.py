@@ -179,6 +179,94 @@ def test_fields(tmp_path: Path) -> None:
     assert found["--tensor-parallel-size"].dest == "tp_size"
 
 
+REGISTER = """
+import elsewhere
+from sglang.srt.base import Base, MORE
+NAME = "--of-a-name"
+class ServerArgs{base}:
+    {field}
+    def add_cli_args(parser):
+        parser.add_argument("--port", type=int)
+        add_cli_args_from_dataclass(parser, ServerArgs)
+        {call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "names", "said"),
+    [
+        ({}, [], []),
+        ({"call": "parser.add_argument(NAME)"}, ["--of-a-name"], []),
+        ({"call": "parser.add_argument_group('a').add_argument('--b')"}, ["--b"], []),
+        ({"call": "parser.add_argument('--' + MORE)"}, [], [":10: the name of an argument is"]),
+        ({"call": "parser.add_argument(*MORE)"}, [], [":10: the name of an argument is computed"]),
+        (
+            {"call": "parser.add_argument('--b', elsewhere.name())"},
+            ["--b"],
+            [":10: the name of an argument is computed"],
+        ),
+        (
+            {"call": "for NAME in MORE: parser.add_argument(NAME)"},
+            [],
+            [":10: the name of an argument is computed"],
+        ),
+        (
+            {"call": "for x, NAME in MORE: parser.add_argument(NAME)"},
+            [],
+            [":10: the name of an argument is computed"],
+        ),
+        ({"call": "elsewhere.add(parser)"}, [], [":10: elsewhere.add may add flags, and is not"]),
+        ({"call": "add_more(to=parser)"}, [], [":10: add_more may add flags, and is not followed"]),
+        (
+            {"call": "group = parser.add_argument_group('b'); add_more(group)"},
+            [],
+            [":10: add_more may add flags, and is not followed"],
+        ),
+        (
+            {"call": "add = parser.add_argument; add('--b')"},
+            [],
+            [":10: add_argument is called by another name"],
+        ),
+        ({"base": "(Base)"}, [], [":5: the fields of Base are not read"]),
+        ({"base": "(elsewhere.Struct)"}, [], []),
+        ({"field": "b: typing.Annotated[int, 'help'] = 1"}, ["--b"], []),
+        ({"field": "b: A[int, Arg('help')] = 1"}, ["--b"], []),
+        ({"field": "b: A[int, Derived(doc='')] = 1"}, [], []),
+        ({"field": "b: A[int, NS('parallel'), Arg()] = 1"}, ["--b"], []),
+        ({"field": "b: A[int, elsewhere.meta()] = 1"}, [], [":6: whether b is a flag, and its"]),
+        ({"field": "b: A[int, MORE] = 1"}, [], [":6: whether b is a flag, and its name, is"]),
+        ({"field": "b: A[int, Arg(**MORE)] = 1"}, [], [":6: whether b is a flag, and its name"]),
+        ({"field": "b: A[int, Arg('', MORE)] = 1"}, [], [":6: whether b is a flag, and its"]),
+        ({"field": "b: A[int, Arg(no_cli=elsewhere.no())] = 1"}, [], [":6: whether b is a flag"]),
+        ({"field": "b: A[int, Arg(cli_name='--' + MORE)] = 1"}, [], [":6: whether b is a flag"]),
+        ({"field": "b: A[int, Arg(aliases=MORE)] = 1"}, ["--b"], [":6: other names of b are"]),
+        ({"field": "if MORE: b: A[int, ''] = 1"}, [], [":6: the field depends on what is seen"]),
+    ],
+)
+def test_what_may_define_more_flags(
+    tmp_path: Path, parts: dict[str, str], names: list[str], said: list[str]
+) -> None:
+    source = REGISTER.format(**{"base": "", "field": "", "call": "", **parts})
+    read = read_flags(package(tmp_path, {"srt/server_args.py": source}))
+    assert [flag.name for flag in read.flags] == [*names, "--port"]
+    assert read.complete is (said == [])
+    assert len(read.passed_over) == len(said)
+    for got, begin in zip(read.passed_over, said):
+        assert got.startswith(f"srt/server_args.py{begin}")
+
+
+@pytest.mark.parametrize("text", ["def (", "x = '\0'"])
+def test_file_of_fields_that_cannot_be_parsed(tmp_path: Path, text: str) -> None:
+    read = read_flags(package(tmp_path, {**FILES, "srt/arg_groups/fields/new.py": text}))
+    assert read.passed_over == ("srt/arg_groups/fields/new.py: it cannot be parsed by this Python",)
+
+
+def test_keywords_with_two_stars_are_not_known(tmp_path: Path) -> None:
+    source = REGISTER.format(base="", field="", call="parser.add_argument('--b', **MORE)")
+    found = flags(tmp_path, {"srt/server_args.py": source})
+    assert found["--b"].unchecked == ("choices", "default", "nargs")
+
+
 def test_files_of_fields(tmp_path: Path) -> None:
     found = flags(tmp_path, FILES)
     assert sorted(found) == ["--fraction", "--kind", "--parser"]

@@ -28,6 +28,7 @@ def test_flags_and_problems(run_module: Run, tmp_path: Path) -> None:
     result = run_module(sglang_flags_info, package=folder, wanted=wanted, check=True)
     assert (result["changed"], result["version"]) == (False, "0.5.20")
     assert result["package"] == folder
+    assert (result["complete"], result["passed_over"]) == (True, [])
     assert result["config"] == {"model-path": str(tmp_path), "model": "x", "dtype": "fp4"}
     assert result["arguments"] == []
     assert result["flags"][1] == {
