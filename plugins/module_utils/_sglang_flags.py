@@ -21,11 +21,13 @@ the parser, a base class), the place is named in `FlagSet.passed_over`.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_source import (
@@ -49,6 +51,10 @@ _PLAIN_ACTIONS = (
 )
 _SWITCHES = ("store_true", "DeprecatedStoreTrueAction")
 _VALUE_ACTIONS = ("store", "append", "LoRAPathAction", "DeprecatedAliasStoreAction")
+# The folder of an installed package's metadata, or the one beside the sources
+_METADATA = re.compile(r"sglang(-[^-]+)?\.(dist|egg)-info")
+# What setuptools-scm, or SGLang itself, makes of sources in which git knows no tag
+_NO_TAGS = re.compile(r"0\.(0(\.0)?|1)(\.dev|\+|$)")
 # What of argparse makes a part of a parser, to which flags are added too.
 _PARTS = ("add_argument_group", "add_mutually_exclusive_group")
 # Makes a flag of each field of a class; the fields are read themselves.
@@ -146,7 +152,7 @@ def find_package(
     """
     if package:
         for candidate in (package, f"{package.rstrip('/')}/sglang"):
-            if host.exists(f"{candidate}/srt/server_args.py"):
+            if _is_package(candidate, host):
                 return candidate.rstrip("/")
         raise GpuHostError(
             f"{package} holds no SGLang: {package}/srt/server_args.py does not exist; "
@@ -156,11 +162,15 @@ def find_package(
         raise GpuHostError("give python (an interpreter's path) or package (a folder)")
     if not host.exists(python):
         raise GpuHostError(f"{python} does not exist; give the interpreter that runs SGLang")
+    folders = _library_folders(python, host)
+    added = [path for folder in folders for path in _added_paths(folder, host)]
     found = [
-        f"{path}/sglang"
-        for path in _library_folders(python, host)
-        if host.exists(f"{path}/sglang/srt/server_args.py")
+        package
+        for package in dict.fromkeys([f"{path}/sglang" for path in (*folders, *added)])
+        if _is_package(package, host)
     ]
+    # Python asks a finder only for what is in none of these folders
+    found = found or list(dict.fromkeys(_editable_packages(folders, host)))
     if not found:
         raise GpuHostError(
             f"{python} has no SGLang: nothing in {PurePosixPath(python).parent.parent}/lib; "
@@ -173,41 +183,120 @@ def find_package(
     return found[0]
 
 
+def _is_package(folder: str, host: Reader) -> bool:
+    return host.exists(f"{folder}/srt/server_args.py")
+
+
 def _library_folders(python: str, host: Reader) -> list[str]:
-    """Return the folders an interpreter imports from, with those that its `.pth` files add."""
+    """Return the folders of libraries of an interpreter."""
     prefix = str(PurePosixPath(python).parent.parent)
     folders: list[str] = []
     for base in [prefix, "/usr/local"] if prefix == "/usr" else [prefix]:
         for version in host.names(f"{base}/lib"):
-            if re.fullmatch(r"python3(\.\d+)?", version):
+            # conda links python3.1 to python3.12, which would be one folder under two names
+            if (
+                re.fullmatch(r"python3(\.\d+)?", version)
+                and host.link(f"{base}/lib/{version}") is None
+            ):
                 folders += [f"{base}/lib/{version}/{kind}-packages" for kind in ("site", "dist")]
-    # An editable install leaves a file whose lines are folders; lines of code are not followed.
-    added = [
-        line
-        for folder in folders
-        for name in host.names(folder)
-        if name.endswith(".pth")
-        for line in (host.text(f"{folder}/{name}") or "").splitlines()
-        if line.startswith("/")
-    ]
-    return list(dict.fromkeys(folders + added))
+    return folders
+
+
+def _pth_lines(folder: str, host: Reader) -> Iterator[str]:
+    """Yield the lines of the `.pth` files of a folder of libraries; see `site` of Python."""
+    for name in host.names(folder):
+        if name.endswith(".pth"):
+            yield from map(str.strip, (host.text(f"{folder}/{name}") or "").splitlines())
+
+
+def _added_paths(folder: str, host: Reader) -> Iterator[str]:
+    """Yield the folders that a folder of libraries adds; lines of code are not followed."""
+    for line in _pth_lines(folder, host):
+        if line and not re.match(r"#|import\s", line):
+            yield str(PurePosixPath(folder, line))
+
+
+def _editable_packages(folders: list[str], host: Reader) -> Iterator[str]:
+    """Yield where an editable install (`pip install -e`) imports SGLang from.
+
+    setuptools writes a module with a mapping `MAPPING` of packages to folders, which a `.pth` file
+    imports. Other build tools have finders of their own: for these `direct_url.json` of the
+    installed metadata (PEP 610) tells the source tree.
+    """
+    trees: list[str] = []
+    mapped: list[str] = []
+    for folder in folders:
+        for line in _pth_lines(folder, host):
+            finder = re.match(r"import (__editable__\w+)", line)
+            text = host.data(f"{folder}/{finder[1]}.py") if finder else None
+            mapped += _mapped(text) if text else []
+        for name in host.names(folder):
+            if _METADATA.fullmatch(name):
+                trees += _editable_tree(host.text(f"{folder}/{name}/direct_url.json"))
+    likely = [f"{tree}/{below}sglang" for tree in trees for below in ("", "python/", "src/")]
+    mapped = [path for path in mapped if _is_package(path, host)]
+    yield from mapped or [path for path in likely if _is_package(path, host)]
+
+
+def _mapped(source: bytes) -> list[str]:
+    """Return the folder of SGLang by the mapping in a finder of setuptools."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return []
+    found = []
+    for node in body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        mapping = getattr(node, "value", None)
+        if getattr(target, "id", "") == "MAPPING" and isinstance(mapping, ast.Dict):
+            for key, folder in zip(mapping.keys, mapping.values):
+                if getattr(key, "value", "") == "sglang" and isinstance(folder, ast.Constant):
+                    found.append(str(folder.value))
+    return found
+
+
+def _editable_tree(text: str | None) -> list[str]:
+    """Return the source tree that a `direct_url.json` names for an editable install."""
+    try:
+        said = json.loads(text or "null")
+    except ValueError:
+        return []
+    how = said.get("dir_info") if isinstance(said, dict) else None
+    url = urlsplit(str(said.get("url"))) if isinstance(how, dict) and how.get("editable") else None
+    return [unquote(url.path).rstrip("/")] if url and url.scheme == "file" else []
 
 
 def package_version(package: str, host: Reader = _LIVE) -> str | None:
-    """Return the version of the package in a folder by its installer's metadata or its own file."""
-    site = str(PurePosixPath(package).parent)
-    for name in host.names(site):
-        if re.fullmatch(r"sglang-[^-]+\.dist-info", name):
-            metadata = host.text(f"{site}/{name}/METADATA") or ""
-            match = re.search(r"^Version: (\S+)$", metadata, re.M)
-            if match:
-                return match[1]
+    """Return the version of the package in a folder, `None` when nothing tells it.
+
+    Its own file comes first, as it lies beside the sources that are read: an upgrade that broke
+    off leaves the metadata of both releases. Sources without tags of git tell no version.
+
+    Raises:
+        GpuHostError: there is the metadata of several versions, and the package does not say which.
+    """
     for name in ("_version.py", "version.py"):
         text = host.text(f"{package}/{name}") or ""
         match = re.search(r"""^(?:__)?version(?:__)?\b[^'"\n]*['"](\d[^'"]*)['"]""", text, re.M)
-        if match:
+        if match and not _NO_TAGS.match(match[1]):
             return match[1]
-    return None
+    site = str(PurePosixPath(package).parent)
+    told: dict[str, str] = {}
+    for name in host.names(site):
+        if _METADATA.fullmatch(name):
+            file = "METADATA" if name.endswith(".dist-info") else "PKG-INFO"
+            match = re.search(
+                r"^Version: (\S+)\s*$", host.text(f"{site}/{name}/{file}") or "", re.M
+            )
+            if match and not _NO_TAGS.match(match[1]):
+                told[match[1]] = f"{site}/{name}"
+    if len(told) > 1:
+        raise GpuHostError(
+            f"{package} is of version {' or '.join(told)}, which cannot be told: "
+            f"{' and '.join(told.values())} are both there; install SGLang again with pip's "
+            "--force-reinstall, or remove the folder of the version that it is not"
+        )
+    return next(iter(told), None)
 
 
 def version_key(version: str | None) -> tuple[int, ...]:

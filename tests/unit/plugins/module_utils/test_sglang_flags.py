@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -285,21 +286,126 @@ def test_version(tmp_path: Path) -> None:
     assert package_version(folder) == "0.5.9"
 
 
-def test_package_of_an_interpreter(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
+@pytest.mark.parametrize("text", ["0.0.0.dev0", "0.0.0", "0.1.dev1+g4f2a9c"])
+def test_sources_without_a_tag_have_no_version(tmp_path: Path, text: str) -> None:
+    """An unknown version is newer than all; one of 0.0.0 would be older."""
+    folder = package(tmp_path, {**FILES, "_version.py": f"__version__ = version = '{text}'\n"})
+    assert package_version(folder) == "0.5.23"
+    (tmp_path / "sglang-0.5.23.dist-info" / "METADATA").write_text(f"Version: {text}\n")
+    assert package_version(folder) is None
+
+
+def test_two_versions_in_one_folder(tmp_path: Path) -> None:
+    """As an upgrade leaves it that broke off."""
+    folder = package(tmp_path, FILES, version="0.5.9")
+    other = tmp_path / "sglang-0.5.23.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Version: 0.5.23\n")
+    with pytest.raises(GpuHostError) as caught:
+        package_version(folder)
+    said = str(caught.value)
+    assert "is of version 0.5.23 or 0.5.9, which cannot be told" in said
+    assert f"{other} and {tmp_path}/sglang-0.5.9.dist-info are both there" in said
+    with pytest.raises(GpuHostError, match="cannot be told"):
+        read_flags(folder)
+    (tmp_path / "sglang" / "version.py").write_text('__version__ = "0.5.9"\n')
+    assert package_version(folder) == "0.5.9"
+
+
+def interpreter(folder: Path) -> tuple[str, Path]:
+    """Make a virtual environment's interpreter; return its path and its folder of libraries."""
+    python = folder / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
     python.symlink_to("/usr/bin/env")  # as in a virtual environment: must not be resolved
-    site = tmp_path / "lib" / "python3.12" / "site-packages"
+    site = folder / "venv" / "lib" / "python3.12" / "site-packages"
     site.mkdir(parents=True)
+    return str(python), site
+
+
+def test_package_of_an_interpreter(tmp_path: Path) -> None:
+    python, site = interpreter(tmp_path)
     with pytest.raises(GpuHostError, match=f"{python} has no SGLang"):
-        find_package(python=str(python))
+        find_package(python=python)
     source = tmp_path / "checkout"
     package(source, FILES)
     (site / "__editable__.sglang.pth").write_text(f"import this\n{source}\n")
-    assert find_package(python=str(python)) == f"{source}/sglang"
+    assert find_package(python=python) == f"{source}/sglang"
     package(site, FILES)
     with pytest.raises(GpuHostError, match=r"may import SGLang from .* or .*; name one"):
-        find_package(python=str(python))
+        find_package(python=python)
+
+
+def test_package_of_an_interpreter_under_two_names(tmp_path: Path) -> None:
+    """As conda links it."""
+    python, site = interpreter(tmp_path)
+    package(site, FILES)
+    (site.parent.parent / "python3.1").symlink_to("python3.12")
+    assert find_package(python=python) == f"{site}/sglang"
+
+
+def test_path_that_begins_at_the_folder_of_its_file(tmp_path: Path) -> None:
+    python, site = interpreter(tmp_path)
+    package(site / "below", FILES)
+    (site / "more.pth").write_text("# comment\nbelow \n")
+    assert find_package(python=python) == f"{site}/below/sglang"
+
+
+FINDER = """\
+from __future__ import annotations
+import sys
+MAPPING: dict[str, str] = {{'other': '/nowhere', 'sglang': {folder!r}}}
+NAMESPACES: dict[str, list[str]] = {{}}
+def install(): pass
+"""
+
+
+def test_editable_install_by_a_finder(tmp_path: Path) -> None:
+    """What setuptools makes of SGLang's own layout."""
+    python, site = interpreter(tmp_path)
+    source = package(tmp_path / "check out" / "python", FILES)
+    finder = site / "__editable___sglang_0_5_23_finder.py"
+    finder.write_text(FINDER.format(folder=source))
+    with pytest.raises(GpuHostError, match="has no SGLang"):  # nothing imports it
+        find_package(python=python)
+    (site / "__editable__.sglang-0.5.23.pth").write_text(
+        f"import {finder.stem}; {finder.stem}.install()"
+    )
+    assert find_package(python=python) == source
+    finder.write_text("MAPPING = {'sglang': '/nowhere', **more}\nMAPPING = 5\ndef (")
+    with pytest.raises(GpuHostError, match="has no SGLang"):
+        find_package(python=python)
+    finder.write_text("MAPPING = {'sglang': '/nowhere', **more}\nMAPPING = 5\n")
+    with pytest.raises(GpuHostError, match="has no SGLang"):
+        find_package(python=python)
+    installed = package(site, FILES)  # Python looks into its folders first
+    finder.write_text(FINDER.format(folder=source))
+    assert find_package(python=python) == installed
+
+
+@pytest.mark.parametrize("below", ["", "python", "src"])
+def test_editable_install_by_its_metadata(tmp_path: Path, below: str) -> None:
+    python, site = interpreter(tmp_path)
+    tree = tmp_path / "check out"
+    source = package(tree / below, FILES)
+    metadata = site / "sglang-0.5.23.dist-info"
+    metadata.mkdir()
+    address = f"file://{str(tree).replace(' ', '%20')}"
+    (metadata / "direct_url.json").write_text(
+        json.dumps({"dir_info": {"editable": True}, "url": address})
+    )
+    assert find_package(python=python) == source
+
+
+@pytest.mark.parametrize(
+    "said", ["", "{", "5", "{}", '{"dir_info": 5}', '{"dir_info": {"editable": true}, "url": 5}']
+)
+def test_metadata_that_names_no_tree(tmp_path: Path, said: str) -> None:
+    python, site = interpreter(tmp_path)
+    metadata = site / "sglang-0.5.23.dist-info"
+    metadata.mkdir()
+    (metadata / "direct_url.json").write_text(said)
+    with pytest.raises(GpuHostError, match="has no SGLang"):
+        find_package(python=python)
 
 
 def test_package_of_a_folder(tmp_path: Path) -> None:
