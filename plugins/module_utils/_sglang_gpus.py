@@ -108,16 +108,29 @@ def read_cards(host: Reader) -> list[Gpu]:
     too; without it the numbers of the nodes are the order.
     """
     told: dict[str, tuple[str, str | None]] = {}
-    for address in host.names(_INFORMATION):
-        text = host.text(f"{_INFORMATION}/{address}/information") or ""
-        minor = re.search(r"^Device Minor:\s*(\d+)", text, re.M)
+    for minor, (address, text) in _information(host).items():
         uuid = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)", text, re.M)
-        if minor:
-            told[f"/dev/nvidia{minor[1]}"] = (address.lower(), uuid[1] if uuid else None)
+        told[f"/dev/nvidia{minor}"] = (address, uuid[1] if uuid else None)
     nodes = [f"/dev/{name}" for name in host.names("/dev") if re.fullmatch(r"nvidia\d+", name)]
     nodes = [node for node in nodes if host.device_number(node) is not None]
     nodes.sort(key=lambda node: (told.get(node, ("~", None))[0], int(node[len("/dev/nvidia") :])))
     return [Gpu(node, *told.get(node, (None, None))) for node in nodes]
+
+
+def read_minors(host: Reader) -> list[int]:
+    """Return the numbers that the driver's nodes `/dev/nvidiaN` have, made or not."""
+    return sorted(_information(host))
+
+
+def _information(host: Reader) -> dict[int, tuple[str, str]]:
+    """Return the address and what the driver tells of each GPU, by the number of its node."""
+    found = {}
+    for address in host.names(_INFORMATION):
+        text = host.text(f"{_INFORMATION}/{address}/information") or ""
+        minor = re.search(r"^Device Minor:\s*(\d+)", text, re.M)
+        if minor:
+            found[int(minor[1])] = (address.lower(), text)
+    return found
 
 
 def share_of(cards: Sequence[Gpu], given: Sequence[Given], environment: Mapping[str, str]) -> Share:

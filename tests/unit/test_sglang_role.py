@@ -94,14 +94,29 @@ def start(program: ModuleType, root: Path, capsys: pytest.CaptureFixture[str]) -
         memory: str | None = None,
         sleep: Callable[[float], None] = lambda _seconds: None,
         more: Sequence[str] = (),
+        modprobe: Callable[[Sequence[str]], None] | None = None,
+        look: float = 0.0,
     ) -> tuple[int, str]:
-        def run(_command: Sequence[str]) -> str:
+        now = [100.0]
+
+        def run(command: Sequence[str]) -> str:
+            if command[0] == "/usr/bin/nvidia-modprobe":
+                assert modprobe is not None
+                modprobe(command[1:])
+                return ""
+            now[0] += look
             if memory is None:
                 raise GpuHostError("nvidia-smi failed (127)")
             return memory
 
+        def slept(seconds: float) -> None:
+            now[0] += seconds
+            sleep(seconds)
+
         called = ["--user", USER, "--wait", "6", *options, "--", *words, *more]
-        status = program.main(called, str(root), environment or {}, run, sleep)
+        status = program.main(
+            called, str(root), environment or {}, run, sleep=slept, clock=lambda: now[0]
+        )
         return status, capsys.readouterr().out
 
     return call
@@ -156,6 +171,40 @@ def test_a_node_that_was_not_passed_into_the_container(start: Start, root: Path)
     assert (status, "of the indices 0 to 1; there is /dev/nvidia1" in said) == (1, True)
 
 
+def test_nodes_that_nothing_has_made_after_a_boot(start: Start, root: Path) -> None:
+    called = []
+
+    def modprobe(words: Sequence[str]) -> None:
+        called.append(" ".join(words))
+        if "-u" in words:
+            unpack("/dev/nvidia-uvm c 511:0", root)
+            return
+        for word in words[1::2]:
+            unpack(f"/dev/nvidia{'ctl' if word == '255' else word} c 195:{word}", root)
+
+    assert start(modprobe=modprobe) == (0, "")
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/nvidia-modprobe").touch()
+    assert start(modprobe=modprobe) == (0, "")
+    assert called == []  # it would set the modes of nodes that are there
+    for node in (root / "dev").glob("nvidia*"):
+        node.unlink()
+    assert start(modprobe=modprobe) == (0, "")
+    assert called == ["-u -c 0", "-c 0 -c 1 -c 2 -c 255"]
+
+    def fails(_words: Sequence[str]) -> None:
+        raise GpuHostError("/usr/bin/nvidia-modprobe failed (1)")
+
+    (root / "dev/nvidia-uvm").unlink()
+    status, said = start(modprobe=fails)
+    assert (status, "/dev/nvidia-uvm is missing" in said) == (1, True)
+    # a container has what was passed into it, also where it could make more
+    (root / "run/systemd").mkdir(parents=True)
+    (root / "run/systemd/container").write_text("lxc\n")
+    assert start(modprobe=modprobe)[0] == 1
+    assert len(called) == 2
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
 def test_a_node_that_the_account_may_not_open(start: Start, root: Path) -> None:
     (root / "dev").chmod(0o700)
@@ -184,6 +233,14 @@ def test_a_stranger_that_stays(start: Start, root: Path) -> None:
     assert status == 1
     assert said.endswith(f"gpuhost: will not start: {HELD}\n")
     assert start("--shared") == (0, "")
+
+
+def test_looks_that_take_long_do_not_make_the_wait_longer(start: Start, root: Path) -> None:
+    unpack(STRANGER, root)
+    slept: list[float] = []
+    status, said = start(sleep=slept.append, look=5.0, memory="")
+    assert (status, slept) == (1, [1.0])
+    assert said == f"gpuhost: waits at most 1 s more: {HELD}\ngpuhost: will not start: {HELD}\n"
 
 
 @pytest.mark.parametrize(
