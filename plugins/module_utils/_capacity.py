@@ -39,9 +39,11 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families im
 from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import (
     ALGORITHM,
     DRAFTS,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
+    number,
     strategy_of,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import number
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
     Sizes,
     architecture_of,

@@ -25,11 +25,15 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families im
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
     STRATEGIES,
-    TRACK_INTERVAL,
     Given,
     Problem,
+    blackwell_refuses,
+    chain_conflict,
     may_be_flag,
+    mixed_chunk_off,
     number,
+    state_conflicts,
+    strategy_of,
     unstable_with_mtp,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags import (
@@ -95,11 +99,6 @@ def values_of(flags: FlagSet, wanted: Sequence[Given]) -> dict[str, tuple[str, .
     return found
 
 
-def strategy_of(values: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return the wanted strategy of the prefix cache for states, by either of its flags."""
-    return next(("".join(values[name]) for name in STRATEGIES if name in values), None)
-
-
 def decide(
     flags: FlagSet,
     config: dict[str, Any],
@@ -139,7 +138,14 @@ def decide(
             hybrid, variables, faults = _hybrid(asked)
             added.update(hybrid)
             problems += faults
-        problems += _surprises(asked)
+        # A switch that is added has no value, as in a command line
+        texts = {name: () if one is True else (str(one),) for name, one in added.items()}
+        whole = {**texts, **values}
+        if flags.version is not None:
+            problems += state_conflicts(whole, flags.version, architecture)
+        problems += mixed_chunk_off(whole, flags.version)
+        problems += blackwell_refuses(whole, flags.version, architecture)
+        problems += _own_needs(asked)
     wrong = any(problem.severity == "error" for problem in problems)
     unsure = any(problem.kind == "unchecked" for problem in problems)
     return Mtp(
@@ -221,15 +227,8 @@ def _triple(asked: _Asked, num_steps: int) -> tuple[dict[str, Any], list[Problem
         steps = drafts - 1 if drafts and topk == 1 else num_steps
     if drafts is None:
         drafts = steps + 1
-    if topk == 1 and drafts != steps + 1:
-        problems.append(
-            _conflict(
-                DRAFTS,
-                f"with top-k 1, {steps} steps make {steps + 1} draft tokens: SGLang would run "
-                f"{steps}/1/{steps + 1} instead of {steps}/1/{drafts}",
-                f"{DRAFTS} {steps + 1}",
-            )
-        )
+    if topk == 1:
+        problems += chain_conflict(steps, drafts)
     if steps < 1:
         problems.append(_conflict(STEPS, f"{STEPS} must be at least 1 for MTP"))
     if topk > 1:
@@ -263,7 +262,7 @@ def _hybrid(asked: _Asked) -> tuple[dict[str, Any], dict[str, str], list[Problem
         return {}, {}, []
     added: dict[str, Any] = {}
     variables: dict[str, str] = {}
-    problems = list(_cache_conflicts(asked))
+    problems: list[Problem] = []
     can_buffer = family.extra_buffer is not None and release >= version_key(family.extra_buffer)
     name = next((name for name in STRATEGIES if name in asked.flags.spellings()), None)
     given = strategy_of(asked.values)
@@ -300,66 +299,9 @@ def _hybrid(asked: _Asked) -> tuple[dict[str, Any], dict[str, str], list[Problem
     return added, variables, problems
 
 
-def _cache_conflicts(asked: _Asked) -> Iterable[Problem]:
-    """Yield what a release refuses of the wanted flags beside MTP on a model with states."""
-    release, version = asked.release, asked.flags.version
-    strategy = strategy_of(asked.values)
-    flag = next((name for name in STRATEGIES if asked.has(name)), STRATEGIES[0])
-    page = number(asked.values, "--page-size")
-    if asked.has(_RADIX_OFF):
-        if (0, 5, 10) <= release < (0, 5, 14) and (strategy or "").startswith("extra_buffer"):
-            yield _conflict(
-                _RADIX_OFF,
-                f"SGLang {version} refuses {_RADIX_OFF} beside {flag} {strategy}",
-                f"{flag} no_buffer",
-            )
-        return
-    if strategy == "no_buffer":
-        if release < (0, 5, 10):
-            yield _surprise(
-                flag,
-                f"SGLang {version} switches off the prefix cache with MTP and {flag} no_buffer",
-                f"{flag} extra_buffer",
-            )
-        elif release < (0, 5, 14):
-            yield _conflict(
-                flag,
-                f"SGLang {version} refuses MTP with the prefix cache and {flag} no_buffer",
-                f"{flag} extra_buffer, or {_RADIX_OFF}",
-            )
-        elif (page or 1) > 1 or asked.text(_BACKEND) == "trtllm_mha":
-            yield _conflict(
-                flag,
-                f"{flag} no_buffer needs --page-size 1 and not {_BACKEND} trtllm_mha",
-                f"{flag} extra_buffer",
-            )
-        return
-    if strategy == "extra_buffer_lazy" and release < (0, 5, 17):
-        yield _conflict(
-            flag,
-            f"SGLang {version} refuses MTP with {flag} extra_buffer_lazy; 0.5.17 is the first "
-            "that runs both",
-            f"{flag} extra_buffer",
-        )
-    interval = number(asked.values, "--mamba-track-interval") or TRACK_INTERVAL
-    if page and interval % page:
-        yield _conflict(
-            "--page-size",
-            f"the strategy extra_buffer needs --mamba-track-interval ({interval}) to be a multiple "
-            f"of --page-size ({page})",
-            "--page-size 64",
-        )
-    drafts = number(asked.values, DRAFTS)
-    if drafts and drafts > interval:
-        yield _conflict(
-            DRAFTS, f"{DRAFTS} {drafts} is more than --mamba-track-interval ({interval})"
-        )
-
-
-def _surprises(asked: _Asked) -> Iterable[Problem]:
-    """Yield the wanted flags that do not do what they say beside MTP, and a family's own needs."""
+def _own_needs(asked: _Asked) -> Iterable[Problem]:
+    """Yield what single families need for MTP."""
     family, release = asked.family, asked.release
-    backend = asked.text(_BACKEND)
     if family is None:
         return
     if family.own_draft and not asked.has(_DRAFT_PATH):
@@ -371,24 +313,7 @@ def _surprises(asked: _Asked) -> Iterable[Problem]:
             f"{_DRAFT_PATH}",
             f"{_DRAFT_PATH} FOLDER",
         )
-    if asked.has("--enable-mixed-chunk") and release < (0, 5, 19):
-        yield _surprise(
-            "--enable-mixed-chunk",
-            f"SGLang {asked.flags.version} switches off --enable-mixed-chunk with MTP",
-            "SGLang 0.5.19 or later",
-        )
-    if (
-        family.name in ("qwen3_5", "qwen3_next")
-        and release < (0, 5, 10)
-        and backend not in (None, "triton", "trtllm_mha")
-    ):
-        yield _surprise(
-            _BACKEND,
-            f"on Blackwell GPUs SGLang {asked.flags.version} refuses {_BACKEND} {backend} for this "
-            "model",
-            f"{_BACKEND} triton",
-        )
-    if family.name == "nemotron_h" and backend == "triton" and release < (0, 5, 14):
+    if family.name == "nemotron_h" and asked.text(_BACKEND) == "triton" and release < (0, 5, 14):
         yield _conflict(
             _BACKEND,
             f"SGLang {asked.flags.version} refuses {_BACKEND} triton for nemotron_h",
@@ -435,12 +360,6 @@ def _obstacles(
             ALGORITHM,
             f"config.json of {architecture} must have num_nextn_predict_layers, "
             "from which SGLang builds the draft model",
-        )
-    if family.hybrid and (0, 5, 4) <= asked.release < (0, 5, 7):
-        yield _surprise(
-            ALGORITHM,
-            f"SGLang {version} switches off the prefix cache for {architecture} with MTP",
-            "SGLang 0.5.10 or later",
         )
     unstable = unstable_with_mtp(version, architecture)
     if unstable:

@@ -72,7 +72,7 @@ _ALGORITHMS = {
 _DRAFTING = ("EAGLE", "EAGLE3", "NEXTN")
 STRATEGIES = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
 _SPEC_V2 = ", and SGLANG_ENABLE_SPEC_V2=1 in the environment"
-TRACK_INTERVAL = 256  # the default of --mamba-track-interval
+_TRACK_INTERVAL = 256  # the default of --mamba-track-interval
 _TRIPLE = (
     "--speculative-num-steps",
     "--speculative-eagle-topk",
@@ -255,6 +255,7 @@ def check_flags(
     problems += _check_together(values, version)
     problems += _check_several_hosts(values)
     problems += _check_states(values, version, architecture)
+    problems += blackwell_refuses(values, version, architecture)
     problems += _check_model(values, version, architecture)
     return problems
 
@@ -476,7 +477,13 @@ def _check_speculation(
     steps, topk, drafts = (triple.get(name) for name in _TRIPLE)
     if topk is not None and topk > 1:
         yield from _check_trees(values, topk)
-    if topk == 1 and steps is not None and drafts is not None and drafts != steps + 1:
+    if topk == 1 and steps is not None and drafts is not None:
+        yield from chain_conflict(steps, drafts)
+
+
+def chain_conflict(steps: int, drafts: int) -> Iterator[Problem]:
+    """Yield what is wrong with these numbers for drafts that do not branch (top-k 1)."""
+    if drafts != steps + 1:
         yield Problem(
             "--speculative-num-draft-tokens",
             "conflict",
@@ -518,29 +525,7 @@ def _check_together(
     values: Mapping[str, tuple[str, ...]], version: str | None
 ) -> Iterator[Problem]:
     """Yield flags that a release refuses beside each other."""
-    strategy = values.get("--mamba-scheduler-strategy", ())
-    if (
-        (0, 5, 10) <= version_key(version) < (0, 5, 14)
-        and "--disable-radix-cache" in values
-        and strategy[:1]
-        and strategy[0].startswith("extra_buffer")
-    ):
-        yield Problem(
-            "--disable-radix-cache",
-            "conflict",
-            "error",
-            f"SGLang {version} refuses --disable-radix-cache beside "
-            f"--mamba-scheduler-strategy {strategy[0]}",
-            "--mamba-scheduler-strategy no_buffer",
-        )
-    algorithm = "".join(values.get("--speculative-algorithm", ())).upper()
-    if "--enable-mixed-chunk" in values and algorithm in _DRAFTING:
-        yield Problem(
-            "--enable-mixed-chunk",
-            "conflict",
-            "warning",
-            f"SGLang switches --enable-mixed-chunk off with {algorithm}",
-        )
+    yield from mixed_chunk_off(values, version)
     file = "".join(values.get("--config", ()))
     if file and not file.lower().endswith((".yaml", ".yml")):
         yield Problem(
@@ -595,72 +580,135 @@ def _check_several_hosts(values: Mapping[str, tuple[str, ...]]) -> Iterator[Prob
             yield Problem(name, "missing_partner", "error", f"{name} needs {other} too", other)
 
 
+def mixed_chunk_off(
+    values: Mapping[str, tuple[str, ...]], version: str | None
+) -> Iterator[Problem]:
+    """Yield that speculation switches mixed chunks off: `srt/arg_groups/speculative_hook.py`.
+
+    0.5.19 is the first release that keeps them: `supports_mixed_chunk` in
+    `srt/speculative/spec_info.py`.
+    """
+    algorithm = "".join(values.get("--speculative-algorithm", ())).upper()
+    if (
+        "--enable-mixed-chunk" in values
+        and algorithm in _DRAFTING
+        and version_key(version) < (0, 5, 19)
+    ):
+        yield Problem(
+            "--enable-mixed-chunk",
+            "conflict",
+            "warning",
+            f"SGLang {version} switches off --enable-mixed-chunk with {algorithm}",
+            "SGLang 0.5.19 or later",
+        )
+
+
 def _check_states(
     values: Mapping[str, tuple[str, ...]], version: str | None, architecture: str | None
 ) -> Iterator[Problem]:
-    """Yield what a release refuses on a model that keeps states (Mamba, gated delta net).
+    """Yield what concerns a model that keeps states (Mamba, gated delta net).
 
-    Source: `_handle_mamba_radix_cache` in `srt/server_args.py` of 0.5.4 to 0.5.19, from 0.5.20 on
-    `srt/arg_groups/mamba_hook.py`. Without a version, or for a model that is not known, nothing is
-    said but that.
+    Without a version, or for a model that is not known, nothing is said but that.
     """
     name = next((name for name in STRATEGIES if name in values), None)
     family = family_of(architecture)
-    if family is None or version is None:
-        if name is not None and "--disable-radix-cache" not in values:
-            what = "the release" if version is None else "the model"
-            message = f"whether {name} goes with {what} is not known here"
-            yield Problem(name, "unchecked", "note", message)
-        return
-    release = version_key(version)
-    if not family.hybrid or release < (0, 5, 4) or "--disable-radix-cache" in values:
-        return
-    strategy = "".join(values.get(name, ())) if name else "auto"
-    speculates = "--speculative-algorithm" in values
-    if strategy.startswith("extra_buffer"):
-        yield from _check_extra_buffer(values, release, strategy, speculates)
-    elif speculates and release < (0, 5, 14):
-        refused = release >= (0, 5, 10)
-        buffer = family.extra_buffer is not None and release >= version_key(family.extra_buffer)
-        yield Problem(
-            name or "--speculative-algorithm",
-            "conflict",
-            "error" if refused else "warning",
-            f"SGLang {version} {'refuses' if refused else 'switches the prefix cache off with'} "
-            f"speculation on {architecture} with the strategy {strategy}",
-            f"--mamba-scheduler-strategy extra_buffer{_SPEC_V2 if release < (0, 5, 11) else ''}"
-            if buffer
-            else "--disable-radix-cache",
-        )
-    elif strategy == "no_buffer" and name and release >= (0, 5, 14):
-        yield from _check_no_buffer(values, name)
-
-
-def _check_extra_buffer(
-    values: Mapping[str, tuple[str, ...]],
-    release: tuple[int, ...],
-    strategy: str,
-    speculates: bool,
-) -> Iterator[Problem]:
-    interval = number(values, "--mamba-track-interval") or TRACK_INTERVAL
-    page = number(values, "--page-size")
-    drafts = number(values, "--speculative-num-draft-tokens")
+    if (
+        (family is None or version is None)
+        and name is not None
+        and "--disable-radix-cache" not in values
+    ):
+        what = "the release" if version is None else "the model"
+        message = f"whether {name} goes with {what} is not known here"
+        yield Problem(name, "unchecked", "note", message)
+    yield from state_conflicts(values, version, architecture)
     topk = number(values, "--speculative-eagle-topk")
-    if speculates and strategy == "extra_buffer_lazy" and release < (0, 5, 17):
-        yield Problem(
-            "--speculative-algorithm",
-            "conflict",
-            "error",
-            "extra_buffer_lazy goes with speculation only from SGLang 0.5.17 on",
-            "the strategy extra_buffer",
-        )
-    if speculates and release[:3] == (0, 5, 10) and topk is not None and topk > 1:
+    if (
+        family is not None
+        and family.hybrid
+        and version_key(version)[:3] == (0, 5, 10)
+        and topk is not None
+        and topk > 1
+        and (strategy_of(values) or "").startswith("extra_buffer")
+        and "--speculative-algorithm" in values
+    ):  # it needs SGLANG_ENABLE_SPEC_V2
         yield Problem(
             "--speculative-eagle-topk",
             "conflict",
             "error",
             "speculation with extra_buffer needs --speculative-eagle-topk 1 in this release",
             "--speculative-eagle-topk 1",
+        )
+
+
+def strategy_of(values: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return the wanted strategy of the prefix cache for states, by either of its flags."""
+    return next(("".join(values[name]) for name in STRATEGIES if name in values), None)
+
+
+def state_conflicts(
+    values: Mapping[str, tuple[str, ...]], version: str | None, architecture: str | None
+) -> Iterator[Problem]:
+    """Yield what a release refuses beside the prefix cache of a model that keeps states.
+
+    Source: `_handle_mamba_radix_cache` in `srt/server_args.py` of 0.5.4 to 0.5.19, from 0.5.20 on
+    `srt/arg_groups/mamba_hook.py`.
+
+    Args:
+        values: of the whole command line, by flag.
+        version: of SGLang; nothing is said without one.
+        architecture: the model's. Of one that is not known, only what holds for all is said.
+    """
+    name = next((name for name in STRATEGIES if name in values), None)
+    release, strategy = version_key(version), strategy_of(values) or "auto"
+    buffers = strategy.startswith("extra_buffer")
+    if "--disable-radix-cache" in values:
+        if name is not None and buffers and (0, 5, 10) <= release < (0, 5, 14):
+            yield Problem(
+                "--disable-radix-cache",
+                "conflict",
+                "error",
+                f"SGLang {version} refuses --disable-radix-cache beside {name} {strategy}",
+                f"{name} no_buffer",
+            )
+        return
+    family = family_of(architecture)
+    if family is None or not family.hybrid or version is None or release < (0, 5, 4):
+        return
+    speculates = "--speculative-algorithm" in values
+    if buffers and name is not None:
+        yield from _buffer_conflicts(values, version, name, speculates)
+    elif speculates and release < (0, 5, 14):
+        refused = release >= (0, 5, 10)
+        can = family.extra_buffer is not None and release >= version_key(family.extra_buffer)
+        buffer = f"{name or STRATEGIES[1]} extra_buffer{_SPEC_V2 if release < (0, 5, 11) else ''}"
+        yield Problem(
+            name or "--speculative-algorithm",
+            "conflict",
+            "error" if refused else "warning",
+            f"SGLang {version} {'refuses' if refused else 'switches the prefix cache off with'} "
+            f"speculation on {architecture} with the strategy {strategy}",
+            f"{buffer}, or --disable-radix-cache" if can else "--disable-radix-cache",
+        )
+    elif strategy == "no_buffer" and name and release >= (0, 5, 14):
+        yield from _check_no_buffer(values, name)
+
+
+def _buffer_conflicts(
+    values: Mapping[str, tuple[str, ...]], version: str, name: str, speculates: bool
+) -> Iterator[Problem]:
+    """Yield what does not go with a strategy `extra_buffer` or `extra_buffer_lazy`."""
+    strategy = "".join(values[name])
+    interval = number(values, "--mamba-track-interval") or _TRACK_INTERVAL
+    page = number(values, "--page-size")
+    drafts = number(values, "--speculative-num-draft-tokens")
+    if speculates and strategy == "extra_buffer_lazy" and version_key(version) < (0, 5, 17):
+        yield Problem(
+            name,
+            "conflict",
+            "error",
+            f"SGLang {version} refuses speculation with {name} {strategy}; 0.5.17 is the first "
+            "that runs both",
+            f"{name} extra_buffer",
         )
     if page and interval % page:
         yield Problem(
@@ -669,6 +717,7 @@ def _check_extra_buffer(
             "error",
             f"the strategy {strategy} needs --mamba-track-interval ({interval}) to be a multiple "
             f"of --page-size ({page})",
+            "--page-size 64",
         )
     if speculates and drafts is not None and drafts > interval:
         yield Problem(
@@ -715,10 +764,7 @@ def _check_model(
             "error",
             f"SGLang {version} has no code for {architecture}; 0.5.9 is the first release with it",
         )
-    elif release < (0, 5, 10) and values.get("--attention-backend", ("",))[:1] not in (
-        ("triton",),
-        ("trtllm_mha",),
-    ):
+    elif "--attention-backend" not in values and release < (0, 5, 10):
         yield Problem(
             "--attention-backend",
             "missing_partner",
@@ -730,6 +776,31 @@ def _check_model(
     unstable = unstable_with_mtp(version, architecture)
     if unstable and "--speculative-algorithm" in values:
         yield unstable
+
+
+def blackwell_refuses(
+    values: Mapping[str, tuple[str, ...]], version: str | None, architecture: str | None
+) -> Iterator[Problem]:
+    """Yield that a given attention backend does not run a model on Blackwell GPUs (before 0.5.10).
+
+    Source: the checks for `is_sm100_supported` in `srt/server_args.py`.
+    """
+    family = family_of(architecture)
+    backend = "".join(values.get("--attention-backend", ()))
+    if (
+        family is not None
+        and family.name in ("qwen3_5", "qwen3_next")
+        and version_key(version) < (0, 5, 10)
+        and backend not in ("", "triton", "trtllm_mha")
+    ):
+        yield Problem(
+            "--attention-backend",
+            "conflict",
+            "warning",
+            f"on Blackwell GPUs SGLang {version} refuses --attention-backend {backend} for "
+            f"{architecture}",
+            "--attention-backend triton",
+        )
 
 
 def unstable_with_mtp(version: str | None, architecture: str) -> Problem | None:

@@ -83,7 +83,7 @@ def test_what_is_given_is_kept(version: str, wanted: dict[str, Any], decided: st
     ("version", "wanted", "problem"),
     [
         ("0.5.12", {RADIX: True, OLD: "extra_buffer"}, f"refuses {RADIX} beside"),
-        ("0.5.11", {OLD: "no_buffer"}, "refuses MTP with the prefix cache"),
+        ("0.5.11", {OLD: "no_buffer"}, "refuses speculation on .* no_buffer"),
         ("0.5.14", {NEW: "extra_buffer_lazy"}, "0.5.17 is the first"),
         ("0.5.23", {NEW: "no_buffer", OVERLAP: True, "--page-size": 64}, "needs --page-size 1"),
         ("0.5.23", {"--page-size": 48}, "multiple of --page-size"),
@@ -105,7 +105,7 @@ def test_what_cannot_be_is_one_problem(version: str, wanted: dict[str, Any], pro
 @pytest.mark.parametrize(
     ("version", "wanted", "added", "problem"),
     [
-        ("0.5.9", {OLD: "no_buffer"}, {}, "switches off the prefix cache"),
+        ("0.5.9", {OLD: "no_buffer"}, {}, "switches the prefix cache off"),
         ("0.5.23", {NEW: "no_buffer"}, {OVERLAP: True}, "refuses overlapped"),
         ("0.5.18", {"--enable-mixed-chunk": True}, {}, "switches off --enable-mixed-chunk"),
         ("0.5.9", {"--attention-backend": "flashinfer"}, {}, "on Blackwell"),

@@ -218,7 +218,7 @@ def states(version: str | None) -> FlagSet:
         ({"attention-backend": "fa3", "page-size": 64}, None),
         ({"page-size": 64}, None),  # the backend that it chooses is not known
         ({"speculative-use-rejection-sampling": True}, "error"),
-        ({"enable-mixed-chunk": True}, "warning"),
+        ({"enable-mixed-chunk": True}, None),
     ],
 )
 def test_drafts_that_branch(more: Any, expected: str | None) -> None:
@@ -315,7 +315,7 @@ def test_refused_together() -> None:
         ("0.5.8.post1", {}, [("known_bad", "error")]),
         ("0.5.9", {}, [("missing_partner", "warning")]),
         ("0.5.9", {"attention-backend": "triton"}, []),
-        ("0.5.9", {"attention-backend": "flashinfer"}, [("missing_partner", "warning")]),
+        ("0.5.9", {"attention-backend": "flashinfer"}, [("conflict", "warning")]),
         ("0.5.13.post1", {**NEXTN, **TRIPLE, OLD_NAME: "extra_buffer"}, [("known_bad", "warning")]),
         ("0.5.13", {}, []),
         ("0.5.14", {**NEXTN, **TRIPLE}, []),
@@ -384,3 +384,10 @@ def test_flag_that_the_reader_may_have_passed_over(wanted: Any, suggestion: str 
     [found] = problems(wanted, replace(release("0.5.23"), passed_over=places))
     assert (found.kind, found.severity, found.suggestion) == ("unchecked", "warning", suggestion)
     assert "srt/server_args.py:12: computed and 1 more could not be read" in found.message
+
+
+@pytest.mark.parametrize(("version", "count"), [("0.5.18", 1), ("0.5.19", 0)])
+def test_mixed_chunks_with_speculation(version: str, count: int) -> None:
+    flags = release(version, flag("--enable-mixed-chunk", action="store_true", nargs=0))
+    found = problems({**NEXTN, **TRIPLE, "enable-mixed-chunk": True}, flags)
+    assert [problem.severity for problem in found] == ["warning"] * count
