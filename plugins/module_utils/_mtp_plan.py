@@ -141,10 +141,10 @@ def decide(
         # A switch that is added has no value, as in a command line
         texts = {name: () if one is True else (str(one),) for name, one in added.items()}
         whole = {**texts, **values}
-        if flags.version is not None:
+        if asked.release >= version_key(family.architectures[architecture or ""]):
             problems += state_conflicts(whole, flags.version, architecture)
-        problems += mixed_chunk_off(whole, flags.version)
-        problems += blackwell_refuses(whole, flags.version, architecture)
+            problems += mixed_chunk_off(whole, flags.version)
+            problems += blackwell_refuses(whole, flags.version, architecture)
         problems += _own_needs(asked)
     wrong = any(problem.severity == "error" for problem in problems)
     unsure = any(problem.kind == "unchecked" for problem in problems)

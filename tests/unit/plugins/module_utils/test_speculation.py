@@ -127,7 +127,7 @@ def test_steps() -> None:
             {"architectures": ["Qwen3NextForCausalLM"]},
             WHOLE,
             True,
-            "switches off the prefix cache",
+            "switches the prefix cache off",
         ),
     ],
 )
