@@ -19,7 +19,11 @@ from dataclasses import dataclass
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _command
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._owners import User, read_users
+from ansible_collections.gpuhost.inference.plugins.module_utils._owners import (
+    Number,
+    User,
+    read_users,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import Given
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
@@ -53,6 +57,22 @@ class Share:
 
     gpus: tuple[Gpu, ...]
     fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has nodes of GPUs open.
+
+    Attributes:
+        user: the process, by the first of the nodes.
+        nodes: which of those that were asked for.
+        computes: it has the node of CUDA's memory open too, which programs that only watch GPUs
+            have not; `None` when there is no such node.
+    """
+
+    user: User
+    nodes: tuple[str, ...]
+    computes: bool | None
 
 
 @dataclass(frozen=True)
@@ -177,24 +197,43 @@ def read_holding(host: Reader, gpus: Sequence[Gpu], run: Runner = _command.run) 
     A process with a GPU's node but without `/dev/nvidia-uvm` has no CUDA context: it watches the
     GPU, as nvidia-persistenced and the exporters of metrics do.
     """
-    numbers = {}
-    for gpu in gpus:
-        number = host.device_number(gpu.node)
-        if number:
-            numbers[number] = [gpu.node]
-    uvm = host.device_number(_UVM)
-    if uvm and numbers:
-        numbers[uvm] = [_UVM]
-    users, unknown = read_users(host, numbers)
-    computing = {user.pid for user in users.get(_UVM, [])}
-    found: dict[int, User] = {}
-    for gpu in gpus:
-        for user in users.get(gpu.node, []):
-            if uvm is None or user.pid in computing:
-                found.setdefault(user.pid, user)
-    used = _memory(run) if numbers else {}
+    holders, unknown = read_holders(host, [gpu.node for gpu in gpus])
+    users = tuple(holder.user for holder in holders if holder.computes is not False)
+    used = _memory(run) if gpus else {}
     mine = {gpu.address: used[gpu.address] for gpu in gpus if gpu.address and gpu.address in used}
-    return Holding(tuple(found.values()), tuple(unknown), mine)
+    return Holding(users, tuple(unknown), mine)
+
+
+def read_holders(host: Reader, nodes: Iterable[str]) -> tuple[list[Holder], list[str]]:
+    """Return the processes that have one of these nodes of GPUs open, by their numbers.
+
+    Returns:
+        The processes, and what could not be looked at: while that is not empty, there may be more.
+
+    Raises:
+        UnreadableError: a node, or the list of processes, must not be looked at.
+    """
+    numbers: dict[Number, list[str]] = {}
+    for node in nodes:
+        number = host.device_number(node)
+        if number:
+            numbers.setdefault(number, []).append(node)
+    uvm = host.device_number(_UVM) if numbers else None
+    if uvm:
+        numbers.setdefault(uvm, []).append(_UVM)
+    users, unknown = read_users(host, numbers)
+    computing = {user.pid for user in users.pop(_UVM, [])}
+    held: dict[int, list[tuple[str, User]]] = {}
+    for node in sorted(users, key=lambda name: (len(name), name)):
+        for user in users[node]:
+            held.setdefault(user.pid, []).append((node, user))
+    holders = [
+        Holder(
+            entries[0][1], tuple(node for node, _user in entries), pid in computing if uvm else None
+        )
+        for pid, entries in sorted(held.items())
+    ]
+    return holders, unknown
 
 
 def _memory(run: Runner) -> dict[str, int]:
@@ -207,9 +246,9 @@ def _memory(run: Runner) -> dict[str, int]:
     return {address: int(number) for address, number in rows}
 
 
-def belongs(user: User, unit: str | None) -> bool:
-    """Tell whether a process is of a service, by its control group."""
-    return unit is not None and f"{unit}.service" in (user.cgroup or "").split("/")
+def in_group(cgroup: str | None, name: str) -> bool:
+    """Tell whether a process's control group is that of a unit, by its full name, or below it."""
+    return name in (cgroup or "").split("/")
 
 
 def strangers(holding: Holding, unit: str | None) -> list[str]:
@@ -219,7 +258,8 @@ def strangers(holding: Holding, unit: str | None) -> list[str]:
         holding: from `read_holding`.
         unit: the service whose own processes are none; `None` counts every process.
     """
-    others = [user for user in holding.users if not belongs(user, unit)]
+    own = None if unit is None else f"{unit.removesuffix('.service')}.service"
+    others = [user for user in holding.users if own is None or not in_group(user.cgroup, own)]
     said = [
         f"process {user.pid} ({user.command[:60]}"
         f"{f' of {user.unit}' if user.unit else ''}) holds {user.node}"

@@ -17,7 +17,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import (
     GpuHostError,
     UnreadableError,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._owners import read_users
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_gpus import (
+    in_group,
+    read_holders,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 UNIT_PROPERTIES = (
@@ -30,7 +33,6 @@ _OTHER_UNITS = (
     ".scope",
 )  # fmt: skip
 _NODE = re.compile(r"nvidia\d+")
-_UVM = "/dev/nvidia-uvm"
 # Compilers of kernels (Triton, FlashInfer, DeepGEMM): while one runs, nothing is generated.
 _COMPILERS = ("nvcc", "cicc", "ptxas", "ninja", "cc1plus", "cudafe++", "fatbinary")
 
@@ -255,7 +257,7 @@ def belongs(host: Reader, pid: int, unit: Unit) -> bool:
     group = unit.control_group.split("/")[-1] or service_name(unit.name)
     try:
         lines = (host.text(f"/proc/{pid}/cgroup") or "").splitlines()
-        if any(group in line.split(":", 2)[-1].split("/") for line in lines):
+        if any(in_group(line.split(":", 2)[-1], group) for line in lines):
             return True
         at: int | None = pid
         while at and at != 1:
@@ -303,34 +305,18 @@ def read_gpu_processes(host: Reader, unit: Unit | None) -> tuple[GpuProcess, ...
     Returns:
         The processes, `None` when some could not be looked at: then nobody knows.
     """
-    nodes: dict[tuple[int, int], list[str]] = {}
     try:
-        for path in [f"/dev/{name}" for name in host.names("/dev") if _NODE.fullmatch(name)]:
-            number = host.device_number(path)
-            if number:
-                nodes.setdefault(number, []).append(path)
-        if not nodes:
-            return ()
-        uvm = host.device_number(_UVM)
-        if uvm:
-            nodes.setdefault(uvm, []).append(_UVM)
-        users, unknown = read_users(host, nodes)
+        nodes = [f"/dev/{name}" for name in host.names("/dev") if _NODE.fullmatch(name)]
+        holders, unknown = read_holders(host, nodes)
     except UnreadableError:
         return None
     if unknown:
         return None
-    held: dict[int, set[str]] = {}
-    for node, holders in users.items():
-        for holder in holders:
-            held.setdefault(holder.pid, set()).add(node)
     found = []
-    for pid, names in sorted(held.items()):
+    for holder in holders:
+        pid = holder.user.pid
         command = host.text(f"/proc/{pid}/comm")
-        # one without a name has ended meanwhile, one with the node of memory alone has no GPU
-        if command is None or command.startswith("nvidia-persist") or names == {_UVM}:
-            continue
-        computes = _UVM in names if uvm else None
-        ours = None if unit is None else belongs(host, pid, unit)
-        gpus = tuple(sorted(names - {_UVM}, key=lambda node: (len(node), node)))
-        found.append(GpuProcess(pid, command, gpus, computes, ours))
+        if command is not None and not command.startswith("nvidia-persist"):  # None has ended
+            ours = None if unit is None else belongs(host, pid, unit)
+            found.append(GpuProcess(pid, command, holder.nodes, holder.computes, ours))
     return tuple(found)

@@ -35,6 +35,8 @@ def test_own_processes_are_no_strangers(run_module: Run) -> None:
     assert result["gpus"] == [{"node": "/dev/nvidia4", "address": None, "uuid": None}]
     assert (result["changed"], result["fault"]) == (False, None)
     assert (result["strangers"], result["unknown"]) == ([], [])
+    full = run_module(sglang_gpus_info, wanted={"tp-size": 1}, unit="chat.service")
+    assert full["strangers"] == []
     result = run_module(sglang_gpus_info, wanted={"tp-size": 1}, unit="other")
     assert result["strangers"] == [
         "process 700 (sglang::scheduler_TP0 of chat.service) holds /dev/nvidia4"
