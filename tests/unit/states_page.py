@@ -15,7 +15,7 @@ HEAD = """\
 # States of an SGLang server
 
 `sglang_info` returns one of these as `server.state`, with a sentence in `server.reason` and what
-each witness said in `server.witnesses`. The service is judged first, then a start that cannot
+each witness said in `witnesses`. The service is judged first, then a start that cannot
 succeed any more, the port, `/health`, and last what the server answers. What could not be looked at
 is no evidence for a server that is ready.
 
@@ -24,7 +24,7 @@ This page is made from the module's documentation by `tests/unit/states_page.py`
 | state | what it means | which witnesses decide it | next step |
 |---|---|---|---|
 """
-# State: who decides it, and what to do. In the order of `judge_server`.
+# State: who decides it, and what to do
 ROWS = {
     "absent": (
         "systemd knows no unit of that name, and it does not run",
