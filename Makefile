@@ -41,9 +41,10 @@ lane-intel: TAKES := $(INTEL)
 lane-amd lane-intel:
 	@.ci/lane $(@:lane-%=%) $(TAKES)
 
-bench: tools ## benchmarks, against the running lab and on generated logs, into benchmarks/results.md
+bench: tools ## benchmarks (running lab, generated logs, SGLang's releases), into benchmarks/results.md
 	python benchmarks/run.py
 	python benchmarks/health_log.py
+	python benchmarks/sglang_flags.py
 
 fuzz: tools ## search for bytes that break the reading of kernel logs (FOR=seconds)
 	pip install --quiet --disable-pip-version-check atheris==3.0.0

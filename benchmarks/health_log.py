@@ -13,8 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +25,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils import (  # noqa
     _log_source,
 )
 from results import machine, put  # noqa: E402
+from timing import Timer  # noqa: E402
 
 MEGABYTES = (1, 10, 100, 1000)
 EVERY = 1000  # one line in so many matters
@@ -67,30 +67,6 @@ def save(path: Path, texts: Iterator[str], size: int) -> None:
             written += file.write(f"[{number / 77:12.6f}] {text}\n")
             if written >= size:
                 return
-
-
-class Timer:
-    """Wall and processor seconds of things measured in turns; the best counts."""
-
-    def __init__(self) -> None:
-        self.wall: dict[str, float] = {}
-        self.busy: dict[str, float] = {}
-
-    def measure(self, name: str, action: Callable[[], object]) -> None:
-        """Do it once."""
-        before, start = sum(os.times()[:4]), time.monotonic()
-        action()
-        wall, busy = time.monotonic() - start, sum(os.times()[:4]) - before
-        self.wall[name] = min(wall, self.wall.get(name, wall))
-        self.busy[name] = min(busy, self.busy.get(name, busy))
-
-    def row(self, label: str, name: str, base: str) -> str:
-        """Return a row of the table."""
-        times = self.wall[name] / self.wall[base]
-        cells = [f"{self.wall[base]:.3f}", f"{self.wall[name]:.3f}", f"{times:.2f}"]
-        short = self.busy[base] < 0.1  # the clock ticks every 10 ms
-        cells.append("-" if short else f"{self.busy[name] / self.busy[base]:.2f}")
-        return f"| {label} | {' | '.join(cells)} |"
 
 
 def grep(path: Path) -> None:

@@ -49,3 +49,11 @@ def test_the_constructed_log_has_the_hits_it_should(
         assert len(records) == 1 + (lines - 1) // every
         bench["ours"](log)
         bench["grep"](log)
+
+
+def test_one_wheel_of_each_release_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    chosen = runpy.run_path(str(BENCHMARKS / "sglang_flags.py"))["chosen"]
+    wheels = dict.fromkeys(["0.5.8", "0.5.9", "0.5.10", "0.5.10.post1", "0.5.11"])
+    chosen.__globals__["released"] = lambda: wheels
+    assert chosen(3) == ["0.5.9", "0.5.10.post1", "0.5.11"]

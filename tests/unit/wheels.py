@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+import sglang_parser
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
@@ -131,3 +134,22 @@ def wheel(version: str, keep: Path) -> Iterator[Wheel]:
     file = released()[version]
     with closing(Remote(file["url"], file["size"])) as remote:
         yield Wheel(zipfile.ZipFile(remote), keep)  # type: ignore[arg-type]
+
+
+def own_parser(version: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return command and environment that print the flags of a release by its own parser.
+
+    The whole source of the release is fetched, one of `AWAY` when the registry is, and what the
+    parser needs of other packages is installed, both into a folder.
+    """
+    libraries, sources = folder / "libraries", folder / "whole" / version
+    if not libraries.exists():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(libraries)]
+        subprocess.run([*install, "msgspec", "packaging", "typing_extensions"], check=True)
+    done = folder / "whole" / f"{version}.done"
+    if not done.exists():
+        with wheel(version, sources) as opened:
+            opened.keep_sources()
+        done.touch()
+    command = [sys.executable, "-B", sglang_parser.__file__, str(sources)]
+    return command, {**os.environ, "PYTHONPATH": str(libraries)}

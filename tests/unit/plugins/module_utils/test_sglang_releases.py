@@ -12,13 +12,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import sglang_parser
 from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_families import FAMILIES
 from ansible_collections.gpuhost.inference.plugins.module_utils._mtp_plan import decide
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_check import (
@@ -33,7 +31,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_flags im
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import Weights
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
-from wheels import AWAY, released, wheel
+from wheels import AWAY, own_parser, released, wheel
 
 SOURCES = Path(__file__).parents[4] / ".build" / "sglang"
 QWEN = "Qwen3_5MoeForConditionalGeneration"
@@ -154,7 +152,7 @@ def check_families(release: FlagSet) -> None:
 @pytest.mark.skipif("SGLANG_PARSER" not in os.environ, reason="SGLANG_PARSER=1 compares them")
 @pytest.mark.parametrize("version", RELEASES)
 def test_own_parser_agrees(version: str) -> None:
-    parsed = {tuple(flag["strings"]): flag for flag in own_parser(version)}
+    parsed = {tuple(flag["strings"]): flag for flag in parsed_flags(version)}
     read = {(flag.name, *flag.aliases): flag for flag in known(version).flags}
     assert sorted(read) == sorted(parsed)
     differences = [
@@ -165,15 +163,8 @@ def test_own_parser_agrees(version: str) -> None:
     assert differences == []
 
 
-def own_parser(version: str) -> list[dict[str, Any]]:
-    libraries, sources = SOURCES / "libraries", SOURCES / "whole" / version
-    if not libraries.exists():
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(libraries)]
-        subprocess.run([*install, "msgspec", "packaging", "typing_extensions"], check=True)
-    with wheel(version, sources) as opened:
-        opened.keep_sources()
-    command = [sys.executable, "-B", sglang_parser.__file__, str(sources)]
-    environment = {**os.environ, "PYTHONPATH": str(libraries)}
+def parsed_flags(version: str) -> list[dict[str, Any]]:
+    command, environment = own_parser(version, SOURCES)
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
     flags: list[dict[str, Any]] = json.loads(result.stdout)["flags"]
