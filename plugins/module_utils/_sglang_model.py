@@ -40,6 +40,9 @@ def model_folder(
             download it at each start.
         UnreadableError: the cache could not be read.
     """
+    for text in (model, hf_home or "", revision):
+        if not text.isprintable():
+            raise GpuHostError(f"{text[:200]!r} holds characters that no path has; give another")
     if model.startswith("/"):
         return model
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model, re.A):

@@ -14,6 +14,7 @@ stays uninitialised, no draft is ever accepted, and the server is slower than wi
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,7 @@ def read_config(model_path: str, host: Reader = _LIVE) -> dict[str, Any]:
         raise GpuHostError(f"{model_path} {what}; give the folder of a downloaded model")
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GpuHostError(f"{model_path}/config.json is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise GpuHostError(f"{model_path}/config.json is not a JSON object")
@@ -163,12 +164,21 @@ def setting(config: dict[str, Any], name: str) -> Any:
 def _weight_map(text: str, model_path: str) -> dict[str, str]:
     try:
         files = json.loads(text)["weight_map"]
-        return {str(tensor): str(file) for tensor, file in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        named = {str(tensor): str(file) for tensor, file in files.items()}
+        strange = [file for file in named.values() if not _is_file_name(file)]
+        if strange:
+            raise ValueError(f"{strange[0][:60]!r} is no file of this folder")
+        return named
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise GpuHostError(
             f"{model_path}/model.safetensors.index.json has no usable weight_map "
             "(a Git LFS pointer?); download the model again"
         ) from error
+
+
+def _is_file_name(name: str) -> bool:
+    """Tell whether an index may name this file: one of the folder or below, which can be opened."""
+    return name.isprintable() and name[:1] not in ("", "/") and ".." not in name.split("/")
 
 
 def _absent(model_path: str, name: str, host: Reader) -> bool:
@@ -183,8 +193,11 @@ def _header(path: str, host: Reader) -> dict[str, Any]:
     try:
         if size > 100_000_000:  # the limit of the format
             raise ValueError("the header is too long")
-        return dict(json.loads((host.head(path, 8 + size) or b"")[8:]))
-    except (ValueError, TypeError) as error:
+        header = json.loads((host.head(path, 8 + size) or b"")[8:])
+        if not isinstance(header, dict):
+            raise ValueError("the header is no JSON object")
+        return header
+    except (ValueError, RecursionError) as error:
         raise GpuHostError(f"{path} is no safetensors file: {error}; download it again") from error
 
 
@@ -219,8 +232,11 @@ def read_sizes(
 
 def _declared_size(index: str | None) -> int | None:
     """Return the sum of bytes that an index names."""
-    size = None if index is None else (json.loads(index).get("metadata") or {}).get("total_size")
-    return int(size) if isinstance(size, (int, float)) else None
+    metadata = None if index is None else json.loads(index).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if not isinstance(size, (int, float)) or not math.isfinite(size) or size <= 0:
+        return None
+    return int(size)
 
 
 def missing_files(weights: Weights) -> Iterable[Problem]:

@@ -99,3 +99,12 @@ def test_download_under_way(tmp_path: Path) -> None:
     (folder / "blobs" / "77aa.incomplete").write_text("")
     with pytest.raises(GpuHostError, match=r"has not ended \(.*77aa\.incomplete\)"):
         model_folder(MODEL, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "home", "revision"),
+    [("/srv/\0", None, "main"), (MODEL, "/srv/\0", "main"), (MODEL, "/srv", "\ud800")],
+)
+def test_characters_that_no_path_has(model: str, home: str | None, revision: str) -> None:
+    with pytest.raises(GpuHostError, match="holds characters that no path has"):
+        model_folder(model, home, revision=revision)

@@ -291,3 +291,40 @@ def test_sizes(tmp_path: Path) -> None:
     family = family_of(QWEN["architectures"][0])
     assert read_sizes(str(tmp_path), QWEN, family) == Sizes(50_000, None)
     assert read_sizes(str(tmp_path / "none"), QWEN, family) == Sizes(None, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"weight_map": {"mtp.a": "a\\u0000b"}}',
+        '{"weight_map": {"mtp.a": "\\ud800"}}',
+        '{"weight_map": {"mtp.a": "../a"}}',
+        '{"weight_map": {"mtp.a": "/etc/passwd"}}',
+        '{"weight_map": {"mtp.a": ""}}',
+    ],
+)
+def test_index_that_names_no_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(GpuHostError, match="no usable weight_map"):
+        weights(str(tmp_path), QWEN)
+
+
+@pytest.mark.parametrize("metadata", ["5", "[]", '{"total_size": 1e400}', '{"total_size": NaN}'])
+def test_index_that_tells_no_size(tmp_path: Path, metadata: str) -> None:
+    text = f'{{"weight_map": {{}}, "metadata": {metadata}}}'
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert read_sizes(str(tmp_path), QWEN, None).total is None
+
+
+@pytest.mark.parametrize("text", [b"[[1, 2]]", b"5", b"[" * 100_000])
+def test_header_that_is_no_object(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(GpuHostError, match="is no safetensors file"):
+        weights(str(tmp_path), QWEN)
+
+
+def test_config_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(GpuHostError, match="is not JSON"):
+        read_config(str(tmp_path))
