@@ -137,16 +137,9 @@ READ = {
         *("time_to_first_token_seconds", "e2e_request_latency_seconds"),
     )
 }
-# Lines by which the collection tells states apart; the others differ from machine to machine.
-LINES = (
-    *("Load weight begin", "Load weight end", "KV Cache is allocated", "Init parallel begin"),
-    *("The server is fired up", "Decode batch", "Prefill batch", "Health check failed"),
-    *("SIGTERM received", "Gracefully exiting", "Uvicorn running", "SIGQUIT received"),
-    *("Subprocess scheduler", "ERROR:", "Received sigquit", "INFO:     Shutting down"),
-)
 
 
-@pytest.mark.parametrize("head", LINES)
+@pytest.mark.parametrize("head", states.READ_LINES)
 def test_line_has_the_recorded_form(told: dict[str, Any], head: str) -> None:
     def lines(stories: dict[str, Any]) -> set[str]:
         found = (line for parts in stories.values() for line in parts.get("lines", []))
