@@ -518,7 +518,8 @@ def _check_trees(values: Mapping[str, tuple[str, ...]], topk: int) -> Iterator[P
 def number(values: Mapping[str, tuple[str, ...]], name: str) -> int | None:
     """Return the whole number that a flag is given, `None` when it is not, or is no such."""
     text = "".join(values.get(name, ()))
-    return int(text) if re.fullmatch(r"\d+", text) else None
+    # more digits are no number of anything here, and above 4300 Python refuses to read them
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else None
 
 
 def _check_together(

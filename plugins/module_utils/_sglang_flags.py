@@ -150,6 +150,8 @@ def find_package(
     Raises:
         GpuHostError: there is no SGLang, or there are several and none can be preferred.
     """
+    if not f"{python or ''}{package or ''}".isprintable():
+        raise GpuHostError(f"{package or python!r} holds characters that no path has; give another")
     if package:
         for candidate in (package, f"{package.rstrip('/')}/sglang"):
             if _is_package(candidate, host):

@@ -391,3 +391,10 @@ def test_mixed_chunks_with_speculation(version: str, count: int) -> None:
     flags = release(version, flag("--enable-mixed-chunk", action="store_true", nargs=0))
     found = problems({**NEXTN, **TRIPLE, "enable-mixed-chunk": True}, flags)
     assert [problem.severity for problem in found] == ["warning"] * count
+
+
+def test_number_of_thousands_of_digits() -> None:
+    found = problems({**NEXTN, **TRIPLE, "speculative-num-steps": "9" * 5000})
+    assert [(problem.flag, problem.kind) for problem in found] == [
+        ("--speculative-num-steps", "type")
+    ]

@@ -413,6 +413,9 @@ def test_package_of_a_folder(tmp_path: Path) -> None:
     assert find_package(package=folder) == find_package(package=str(tmp_path)) == folder
     with pytest.raises(GpuHostError, match="holds no SGLang"):
         find_package(package=str(tmp_path / "nothing"))
+    for options in ({"package": "/opt/\0"}, {"python": "/opt/\0"}):
+        with pytest.raises(GpuHostError, match="characters that no path has"):
+            find_package(**options)
 
 
 @pytest.mark.parametrize(
