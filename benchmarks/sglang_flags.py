@@ -81,8 +81,8 @@ def main(rounds: int = 3, count: int = 14) -> None:
         "Flags of SGLang",
         [
             f"The best of {rounds} rounds, in turns, on {machine()},",
-            f"at a load average of {os.getloadavg()[1]:.0f}; above 2 the seconds are those of a busy",
-            "machine, and only the ratio says something.",
+            f"at a load average of {os.getloadavg()[1]:.0f}; above 2 the seconds are those of a",
+            "busy machine, and only the ratio says something.",
             "SGLang's own parser is built with stubs in the place of torch, transformers, triton",
             "and all else that it imports, and has its bytecode: `--help` of a real installation",
             "takes longer.",
