@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -13,6 +14,11 @@ import pytest
 from testinfra.host import Host
 
 ROOT = Path(__file__).parent.parent
+SCENARIO = Path(os.environ.get("MOLECULE_SCENARIO_DIRECTORY", ROOT / "molecule/default"))
+# that of the lab, and what a scenario says beside it
+INVENTORY = ["-i", "inventory/lab"]
+INVENTORY += ["-i", str(SCENARIO / "inventory")] if (SCENARIO / "inventory").exists() else []
+ANSWER = r"^(\S+) \| (SUCCESS|CHANGED|FAILED!) => (\{.*?^\})$"
 ALIVE = "/run/qemu-server/201.alive"  # VM 201 writes a line a second: count, pid, time, verdict
 
 
@@ -27,27 +33,40 @@ def run_playbook() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run one of the collection's playbooks on the lab; the caller judges its exit status."""
 
     def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = ["ansible-playbook", "-i", "inventory/lab", f"playbooks/{name}.yml", *arguments]
+        command = ["ansible-playbook", *INVENTORY, f"playbooks/{name}.yml", *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     return run
 
 
-@pytest.fixture
-def run_module(host: Host) -> Callable[..., dict[str, Any]]:
-    """Run one of the collection's modules on the test's host; `failed` is always in the result."""
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., dict[str, dict[str, Any]]]:
+    """Run one of the collection's modules on some hosts; `failed` is always in a result."""
 
-    def run(name: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
-        command = ["ansible", "-i", "inventory/lab", host.backend.get_hostname()]
-        command += ["-m", f"gpuhost.inference.{name}"]
+    def run(
+        hosts: str, name: str, *, check: bool = False, **options: Any
+    ) -> dict[str, dict[str, Any]]:
+        command = ["ansible", *INVENTORY, hosts, "-m", f"gpuhost.inference.{name}"]
         command += ["-a", json.dumps(options)] if options else []
         command += ["--check"] if check else []
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        answer = re.search(r"\| (SUCCESS|CHANGED|FAILED!) => (\{.*\})", done.stdout, re.DOTALL)
-        assert answer, done.stdout + done.stderr
-        return {"failed": answer[1] == "FAILED!", **json.loads(answer[2])}
+        answers = re.findall(ANSWER, done.stdout, re.DOTALL | re.MULTILINE)
+        assert answers, done.stdout + done.stderr
+        return {
+            host: {"failed": word == "FAILED!", **json.loads(answer)}
+            for host, word, answer in answers
+        }
 
     return run
+
+
+@pytest.fixture
+def run_module(
+    host: Host, ask: Callable[..., dict[str, dict[str, Any]]]
+) -> Callable[..., dict[str, Any]]:
+    """Run one of the collection's modules on the test's host; `failed` is always in the result."""
+    here = host.backend.get_hostname()
+    return lambda name, **options: ask(here, name, **options)[here]
 
 
 @pytest.fixture(scope="session")

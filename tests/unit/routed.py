@@ -148,8 +148,11 @@ class Fleet:
 class Clients:
     """Asks the router all the time, every other one streaming, and counts what went wrong."""
 
-    def __init__(self, port: int, number: int = 4) -> None:
-        self._port = port
+    def __init__(
+        self, port: int, number: int = 4, *, key: str = KEY, model: str = "m", pause: float = 0.1
+    ) -> None:
+        self._port, self._key, self._model = port, key, model
+        self._pause = pause  # else they leave no processor to what is tested
         self._end = threading.Event()
         self.good = 0
         self.bad: list[Any] = []
@@ -161,14 +164,14 @@ class Clients:
 
     def _ask(self, stream: bool) -> None:
         body = {
-            "model": "m",
+            "model": self._model,
             "stream": stream,
             "max_tokens": TOKENS,
             "ignore_eos": True,
             "messages": [{"role": "user", "content": "tell a tale"}],
         }
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        while not self._end.wait(0.1):  # else they leave no processor to what is tested
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        while not self._end.wait(self._pause):
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
             try:
                 connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
