@@ -1,0 +1,221 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""What is taken from the runs of a benchmark to compare servers, and from a load."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import (
+    Ratio,
+    compare,
+)
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One start of a server in one arm.
+
+    Attributes:
+        arm: name of the setting that is compared, `off` for instance.
+        start: number of the start within the arm.
+        how: what decides the figures beside the server: host, client, prompts, tokens asked for.
+        equal: facts of the server that must not differ between arms.
+        apart: facts that differ on purpose or are only reported.
+        logs: natural logarithm of the output tokens per second, by concurrency.
+        left_out: points that do not count, with their reasons.
+    """
+
+    arm: str
+    start: int
+    how: Mapping[str, Any]
+    equal: Mapping[str, Any]
+    apart: Mapping[str, Any]
+    logs: Mapping[int, float]
+    left_out: Sequence[Mapping[str, Any]]
+
+
+def read_runs(runs: object, prompts: str = "mixed") -> list[Run]:
+    """Return the runs in the order given.
+
+    Args:
+        runs: results of `sglang_benchmark`.
+        prompts: kind of prompts whose points count.
+
+    Raises:
+        GpuHostError: it is not a list of such runs, or one is there twice.
+    """
+    if not isinstance(runs, Sequence) or isinstance(runs, str):
+        raise GpuHostError("the runs are not a list: give the results of sglang_benchmark")
+    found: list[Run] = []
+    seen: set[tuple[str, int, str]] = set()
+    for number, run in enumerate(runs, 1):
+        if not isinstance(run, Mapping) or run.get("schema") != SCHEMA:
+            raise GpuHostError(
+                f"run {number} is not a result of sglang_benchmark with schema {SCHEMA}: measure "
+                "it again, or leave it out"
+            )
+        one = _read(run, prompts, number)
+        key = (one.arm, one.start, str(run.get("at")))
+        if key in seen:
+            raise GpuHostError(
+                f"start {one.start} of the arm {one.arm} is there twice ({run.get('at')}): give "
+                "each run once, as a copy would count as a repeat"
+            )
+        seen.add(key)
+        found.append(one)
+    return found
+
+
+def _read(run: Mapping[str, Any], prompts: str, number: int) -> Run:
+    try:
+        arm, start = str(run["arm"]), int(run["start"])
+        client, corpus = run["client"], run["corpus"]
+        good: dict[int, list[float]] = {}
+        asked: set[Any] = set()
+        left_out = []
+        for point in [*run["points"], *run["rejected"]]:
+            if point["prompts"] != prompts:
+                continue
+            asked.add((point.get("output_tokens") or {}).get("asked"))
+            concurrency, speed = int(point["concurrency"]), point["output_tok_s"]
+            reasons = list(point["reasons"])
+            if not reasons and not _is_speed(speed):
+                reasons = [{"code": "tokens-unknown", "text": "its tokens were not counted"}]
+            if reasons:
+                left_out.append(
+                    {"arm": arm, "start": start, "concurrency": concurrency, "reasons": reasons}
+                )
+                continue
+            good.setdefault(concurrency, []).append(math.log(speed))
+        how = {
+            "host": run["host"],
+            "benchmark client": f"{client['name']} {client['version']}",
+            "prompts (sha256)": corpus["sha256"],
+            "output tokens asked": asked.pop() if len(asked) == 1 else sorted(map(str, asked)),
+        }
+        equal, apart = dict(run["equal"]), dict(run["apart"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise GpuHostError(
+            f"run {number} cannot be read ({type(error).__name__}: {error}): it is not as "
+            "sglang_benchmark returned it; measure it again, or leave it out"
+        ) from error
+    logs = {concurrency: fmean(logs) for concurrency, logs in sorted(good.items())}
+    return Run(arm, start, how, equal, apart, logs, left_out)
+
+
+def _is_speed(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < math.inf
+
+
+def read_load(load: object) -> dict[int, float] | None:
+    """Return a load as shares that sum up to 1.
+
+    Args:
+        load: weight by concurrency, in any unit of time; `None` or empty when it is not known.
+
+    Raises:
+        GpuHostError: a concurrency is not a whole number from 1 on, or a weight is negative.
+    """
+    if load is None or load == {}:
+        return None
+    if not isinstance(load, Mapping):
+        raise GpuHostError("the load is not a mapping of concurrencies to shares of the time")
+    shares: dict[int, float] = {}
+    for key, value in load.items():
+        try:
+            concurrency, share = int(key), float(value)
+        except (TypeError, ValueError):
+            concurrency, share = 0, 0.0
+        if concurrency < 1 or not 0 <= share < math.inf:
+            raise GpuHostError(
+                f"the load has {key}: {value}, which is no share of the time at a concurrency: "
+                "write it as {1: 0.7, 8: 0.3}"
+            )
+        if share:
+            shares[concurrency] = shares.get(concurrency, 0.0) + share
+    total = sum(shares.values())
+    if not total:
+        raise GpuHostError("all shares of the load are 0: leave the load out when it is not known")
+    return {concurrency: share / total for concurrency, share in sorted(shares.items())}
+
+
+def contrast(
+    first: Sequence[Run],
+    second: Sequence[Run],
+    weights: Mapping[int, float],
+    confidence: float,
+    *,
+    fewest: int = 2,
+) -> Ratio:
+    """Return how much faster the second arm is where the weights lie.
+
+    Args:
+        first: starts of one arm. Those that lack a point with a weight do not count.
+        second: starts of the other arm.
+        weights: by concurrency; they sum up to 1.
+        confidence: of the interval.
+        fewest: starts that each arm needs for an interval.
+    """
+    return compare(_values(first, weights), _values(second, weights), confidence, fewest)
+
+
+def repeated(first: Sequence[Run], second: Sequence[Run]) -> list[int]:
+    """Return the concurrencies that at least two starts of both arms measured well."""
+    found = {concurrency for run in first for concurrency in run.logs}
+    return sorted(
+        one for one in found if all(len(_values(runs, {one: 1.0})) > 1 for runs in (first, second))
+    )
+
+
+def same(run: Run) -> Mapping[str, Any]:
+    """Return all that runs of two arms must share."""
+    return {**run.equal, **run.how}
+
+
+def differences(
+    sides: Mapping[str, Sequence[Run]], facts: Callable[[Run], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the facts that are not the same in all runs.
+
+    Args:
+        sides: runs by the name of their arm, or other side.
+        facts: returns the facts of a run.
+
+    Returns:
+        For each fact its `key` and, under the name of each side, its value (a list where the starts
+        of a side differ among themselves). What no run knows is no difference.
+    """
+    found = []
+    keys = {key for mine in sides.values() for run in mine for key in facts(run)}
+    for key in sorted(keys):
+        texts = {
+            name: list(
+                dict.fromkeys(json.dumps(facts(run).get(key), sort_keys=True) for run in mine)
+            )
+            for name, mine in sides.items()
+        }
+        if len({text for mine in texts.values() for text in mine}) > 1:
+            values = {name: [json.loads(text) for text in mine] for name, mine in texts.items()}
+            found.append({"key": key, **{n: v[0] if len(v) == 1 else v for n, v in values.items()}})
+    return found
+
+
+def _values(runs: Sequence[Run], weights: Mapping[int, float]) -> list[float]:
+    return [
+        sum(weight * run.logs[concurrency] for concurrency, weight in weights.items())
+        for run in runs
+        if all(concurrency in run.logs for concurrency in weights)
+    ]

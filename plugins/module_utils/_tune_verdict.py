@@ -1,0 +1,331 @@
+# Copyright (c) 2026, gpuhost.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is private to the collection: it may change at any time.
+
+"""Does a setting of a server pay? A verdict from runs with it and without it.
+
+Everything is compared with one arm, the baseline. A verdict needs a whole interval on one side of
+the margin; an interval that lies across it is no verdict but `not-enough-data`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs import (
+    Run,
+    contrast,
+    differences,
+    read_load,
+    read_runs,
+    repeated,
+    same,
+)
+from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import (
+    Ratio,
+    between,
+    spread,
+)
+
+KEEP, DROP, TIE, DEPENDS, UNKNOWN = "keep", "drop", "tie", "depends", "not-enough-data"
+# The load that stands for a kind of use as long as nobody has measured one.
+PROFILES: Mapping[str, Mapping[int, float]] = {
+    "single-user": {1: 1.0},
+    "team": {8: 0.5, 16: 0.5},
+    "batch": {64: 0.5, 128: 0.5},
+}
+YOURS = "yours"
+# What may lie outside of the measured concurrencies: if it ran at half the speed, the gain would
+# change by 0.05 * ln 2 = 3.5 %, which is less than the margin.
+_OUTSIDE = 0.05
+_RANK = (KEEP, DEPENDS, TIE, UNKNOWN, DROP)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How sure a verdict must be.
+
+    Attributes:
+        margin: gain that is worth having and loss that is worth avoiding, as a share.
+        confidence: of all intervals at one concurrency together, when there are several variants.
+    """
+
+    margin: float = 0.05
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        for name, value, least in (
+            ("margin", self.margin, 0.0),
+            ("confidence", self.confidence, 0.5),
+        ):
+            if not least <= value < 1:
+                raise GpuHostError(
+                    f"{name} is {value}: it must be a share from {least:g} to below 1"
+                )
+
+
+def word_for(ratio: Ratio, margin: float) -> str:
+    """Return the verdict on one interval.
+
+    Args:
+        ratio: of the variant over the baseline.
+        margin: as a share.
+    """
+    if ratio.low is None or ratio.high is None:
+        return UNKNOWN
+    if ratio.low > 1 + margin:
+        return KEEP
+    if ratio.high < 1 - margin:
+        return DROP
+    return TIE if ratio.low >= 1 - margin and ratio.high <= 1 + margin else UNKNOWN
+
+
+def judge(
+    runs: object,
+    *,
+    baseline: str = "off",
+    load: object = None,
+    rules: Rules | None = None,
+    prompts: str = "mixed",
+) -> dict[str, Any]:
+    """Return the verdict on every arm beside the baseline, and the arm to run.
+
+    Args:
+        runs: results of `sglang_benchmark`.
+        baseline: arm that the others are compared with.
+        load: share of the time by concurrency, `None` when it is not known.
+        rules: margin and confidence.
+        prompts: kind of prompts whose points count.
+
+    Raises:
+        GpuHostError: the runs or the load are not what they should be, or no run is of the
+            baseline.
+    """
+    rules, shares, read = rules or Rules(), read_load(load), read_runs(runs, prompts)
+    arms = {
+        name: [run for run in read if run.arm == name] for name in sorted({r.arm for r in read})
+    }
+    if arms and baseline not in arms:
+        raise GpuHostError(
+            f"no run is of the arm {baseline}, only of {', '.join(arms)}: name the baseline, or "
+            "measure it"
+        )
+    # A start without a good point has nothing that could be compared.
+    arms = {name: [run for run in mine if run.logs] for name, mine in arms.items()}
+    variants = [name for name in arms if name != baseline]
+    unequal = {
+        name: differences({baseline: arms[baseline], name: arms[name]}, same) for name in variants
+    }
+    # Several variants are several chances to win by luck: Bonferroni's share for each.
+    confidence = 1 - (1 - rules.confidence) / max(1, len(variants))
+    pairs = {
+        name: _Pair((baseline, name), (arms[baseline], arms[name]), rules.margin, confidence)
+        for name in variants
+        if not unequal[name]
+    }
+    sides = {name: _side(pair, shares) for name, pair in pairs.items()}
+    best = min(sides, key=lambda name: _order(sides[name]), default=None)
+    chosen = _Side(UNKNOWN, (), ()) if best is None else sides[best]
+    result = {
+        "baseline": baseline,
+        "variant": best,
+        "winner": {KEEP: best, DROP: baseline, TIE: baseline}.get(chosen.verdict),
+        "verdict": chosen.verdict,
+        "keep_at": _at(chosen, KEEP),
+        "drop_at": _at(chosen, DROP),
+        "margin": rules.margin,
+        "confidence": rules.confidence,
+        "points": [point for side in sides.values() for point in side.points],
+        "profiles": [profile for side in sides.values() for profile in side.profiles],
+        "unequal": [difference for found in unequal.values() for difference in found],
+        "left_out": [point for run in read for point in run.left_out],
+    }
+    rivals = [
+        name
+        for name, side in sides.items()
+        if best not in (None, name)
+        and side.verdict == chosen.verdict
+        and not _beats((arms[name], arms[str(best)]), shares, confidence)
+    ]
+    return {**result, "text": list(_text(result, rivals))[:10]}
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The baseline and one variant, in this order."""
+
+    names: tuple[str, str]
+    starts: tuple[Sequence[Run], Sequence[Run]]
+    margin: float
+    confidence: float
+
+    def ratio(self, weights: Mapping[int, float]) -> Ratio:
+        return contrast(*self.starts, weights, self.confidence)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is known of one variant."""
+
+    verdict: str
+    points: Sequence[Mapping[str, Any]]
+    profiles: Sequence[Mapping[str, Any]]
+
+
+def _side(pair: _Pair, load: Mapping[int, float] | None) -> _Side:
+    loads = {**({YOURS: load} if load else {}), **PROFILES}
+    measured = {one for runs in pair.starts for run in runs for one in run.logs}
+    wanted = {one for shares in loads.values() for one in shares}
+    points = []
+    for concurrency in sorted(measured | wanted):
+        own = concurrency in measured
+        weights = {concurrency: 1.0} if own else between(concurrency, repeated(*pair.starts))
+        if weights is not None:
+            points.append(_point(pair, concurrency, weights, own))
+    profiles = [_profile(pair, name, shares) for name, shares in loads.items()]
+    return _Side(_overall(points, profiles, pair.margin), points, profiles)
+
+
+def _point(
+    pair: _Pair, concurrency: int, weights: Mapping[int, float], measured: bool
+) -> dict[str, Any]:
+    ratio = pair.ratio(weights)
+    return {
+        "arm": pair.names[1],
+        "concurrency": concurrency,
+        "ratio": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "starts": dict(zip(pair.names, ratio.starts)),
+        "verdict": word_for(ratio, pair.margin),
+        "measured": measured,
+    }
+
+
+def _profile(pair: _Pair, name: str, load: Mapping[int, float]) -> dict[str, Any]:
+    weights, covered = spread(load, repeated(*pair.starts))
+    ratio = Ratio(None, None, None, (0, 0))
+    if covered >= 1 - _OUTSIDE:
+        ratio = pair.ratio(weights)
+    return {
+        "name": name,
+        "load": {str(concurrency): share for concurrency, share in load.items()},
+        "covered": covered,
+        "arm": pair.names[1],
+        "gain": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "verdict": word_for(ratio, pair.margin),
+    }
+
+
+def _overall(
+    points: Sequence[Mapping[str, Any]], profiles: Sequence[Mapping[str, Any]], margin: float
+) -> str:
+    """Return the word for a variant: that of the load, else that of all measured points."""
+    measured = [point for point in points if point["measured"]]
+    words = {point["verdict"] for point in measured}
+    yours = str(profiles[0]["verdict"]) if profiles[0]["name"] == YOURS else None
+    if yours in (KEEP, DROP):
+        return yours
+    if {KEEP, DROP} <= words:
+        return DEPENDS
+    if yours is not None:
+        return yours
+    word = next((one for one in (KEEP, DROP) if one in words), TIE)
+    no_harm = all(
+        point["low"] is not None
+        and (word == DROP or point["low"] >= 1 - margin)
+        and (word == KEEP or point["high"] <= 1 + margin)
+        for point in measured
+    )
+    return word if measured and no_harm else UNKNOWN
+
+
+def _at(side: _Side, word: str) -> list[int]:
+    return [
+        point["concurrency"]
+        for point in side.points
+        if point["measured"] and point["verdict"] == word
+    ]
+
+
+def _order(side: _Side) -> tuple[int, float]:
+    """Order variants by their word, then by their gain, the best first."""
+    ratios = [p["ratio"] for p in side.points if p["measured"] and p["ratio"] is not None]
+    gain = sum(map(math.log, ratios)) / len(ratios) if ratios else 0.0
+    if side.profiles and side.profiles[0]["name"] == YOURS and side.profiles[0]["gain"]:
+        gain = math.log(side.profiles[0]["gain"])
+    return _RANK.index(side.verdict), -gain
+
+
+def _beats(
+    starts: tuple[Sequence[Run], Sequence[Run]],
+    load: Mapping[int, float] | None,
+    confidence: float,
+) -> bool:
+    """Whether the second of two variants is surely faster than the first."""
+    grid = repeated(*starts)
+    weights, _covered = spread(load or {one: 1.0 / len(grid) for one in grid}, grid)
+    low = contrast(*starts, weights, confidence).low if weights else None
+    return low is not None and low > 1
+
+
+def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
+    """Say it in at most ten lines."""
+    best, baseline = result["variant"], result["baseline"]
+    yield _headline(result)
+    if rivals:
+        yield f"{best} cannot be told from {', '.join(rivals)}: it only had the better figures"
+    for profile in result["profiles"]:
+        if profile["arm"] != best or profile["gain"] is None:
+            continue
+        load = ", ".join(f"{one}: {share:.0%}" for one, share in list(profile["load"].items())[:8])
+        yield f"load {profile['name']} (C {load}): {_shown(profile, 'gain')}, {profile['verdict']}"
+    points = [point for point in result["points"] if point["arm"] == best]
+    for own, said in ((True, "measured"), (False, "interpolated between measured points")):
+        rows = [
+            f"C={p['concurrency']} {_shown(p, 'ratio')}" for p in points if p["measured"] == own
+        ]
+        if rows:
+            yield f"{said}: {'; '.join(rows)}"
+    if result["unequal"]:
+        keys = sorted({one["key"] for one in result["unequal"]})
+        yield (
+            f"not comparable with {baseline}, as these differ: {', '.join(keys[:8])}"
+            f"{' …' if keys[8:] else ''}; make them equal and measure again"
+        )
+    if result["left_out"]:
+        codes = sorted({reason["code"] for one in result["left_out"] for reason in one["reasons"]})
+        yield f"{len(result['left_out'])} points do not count: {', '.join(codes)}"
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    best, baseline, verdict = result["variant"], result["baseline"], result["verdict"]
+    percent = f"{result['margin']:.0%}"
+    if best is None:
+        return f"{UNKNOWN}: there is no arm that can be compared with {baseline}"
+    gains, losses = (", ".join(map(str, result[key])) for key in ("keep_at", "drop_at"))
+    return {
+        KEEP: f"keep {best}: it gains more than {percent} over {baseline}",
+        DROP: f"drop {best}: it loses more than {percent} against {baseline}",
+        TIE: f"tie: {best} and {baseline} differ by less than {percent}; {baseline} is simpler",
+        DEPENDS: f"depends: {best} gains at C={gains} and loses at C={losses}",
+        UNKNOWN: f"{UNKNOWN}: the starts do not settle whether {best} gains or loses {percent}; "
+        "measure more starts",
+    }[verdict]
+
+
+def _shown(row: Mapping[str, Any], key: str) -> str:
+    if row[key] is None:
+        return "not measured in both"
+    if row["low"] is None:
+        return f"{row[key] - 1:+.0%} (too few starts for an interval)"
+    return f"{row[key] - 1:+.0%} ({row['low'] - 1:+.0%} to {row['high'] - 1:+.0%})"
