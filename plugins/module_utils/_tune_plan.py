@@ -99,9 +99,7 @@ def plan(
     shares, read = read_load(load), read_runs(runs, prompts)
     strange = sorted({run.arm for run in read} - set(arms))
     if strange:
-        raise GpuHostError(
-            f"runs are of the arm {strange[0]}, which is not among the arms: name it"
-        )
+        raise GpuHostError(f"a run is of the arm {strange[0]}, not among the arms: name it too")
     cap = _cap(read, max_concurrency)
     choice = choose_from(levels, cap, shares)
     skipped = sorted({level for level in levels if cap is not None and level > cap})
@@ -112,7 +110,7 @@ def plan(
     points = sorted({*base, *before})
     coming = _coming(arms, done, max(1, blocks))
     if blocks == 1 and not read:
-        points = sorted({*points, *more_points({}, points, choice, shares, room - len(points))})
+        points = sorted({*points, *more_points(None, points, choice, shares, room - len(points))})
     elif blocks > 1 and all(coming.count(arm) > 1 for arm in arms):
         ratios = [_ratios(read, arms[0], arm) for arm in arms[1:]]
         for one in ratios:
@@ -193,7 +191,7 @@ def first_points(choice: Sequence[int], most: int) -> list[int]:
 
 
 def more_points(
-    ratios: Mapping[int, float],
+    ratios: Mapping[int, float] | None,
     measured: Sequence[int],
     choice: Sequence[int],
     load: Mapping[int, float] | None,
@@ -202,17 +200,19 @@ def more_points(
     """Return where else to measure, the most useful first.
 
     A gap between two neighbours is of use when the arms change places in it or are close at one of
-    its ends, and the more of the load lies in it.
+    its ends, and the more of the load lies in it. Among equals the higher concurrency is taken:
+    more users wait there.
 
     Args:
-        ratios: logarithm of the ratio of the arms where it is known. When none is, every gap is
-            of use.
+        ratios: logarithm of the ratio of the arms where it is known. With `None`, before anything
+            is measured, every gap is of use.
         measured: concurrencies that are measured anyway, ascending.
         choice: concurrencies that may be measured.
         load: share of the time by concurrency; without one all of the choice weighs the same.
         count: most points to add.
     """
-    known, points = dict(ratios), sorted(measured)
+    known = None if ratios is None else dict(ratios)
+    points = sorted(measured)
     added: list[int] = []
     while len(added) < count:
         gaps = [
@@ -220,23 +220,30 @@ def more_points(
             for pair in zip(points, points[1:])
             if any(pair[0] < one < pair[1] for one in choice)
         ]
-        use, low, high = max(gaps, default=(0.0, 0, 0), key=lambda gap: gap[0])
+        use, low, high = max(gaps, default=(0.0, 0, 0))
         if use <= 0:
             break
-        aim = math.sqrt(low * high)
-        best = min(
-            (one for one in choice if low < one < high), key=lambda one: abs(math.log(one / aim))
-        )
-        near = between(best, sorted(known))
-        if near is not None:
+        best = _best(low, high, choice, load)
+        near = None if known is None else between(best, sorted(known))
+        if known is not None and near is not None:
             known[best] = sum(share * known[one] for one, share in near.items())
         added.append(best)
         points = sorted([*points, best])
     return added
 
 
+def _best(low: int, high: int, choice: Sequence[int], load: Mapping[int, float] | None) -> int:
+    """Return the level of a gap that is nearest to the load in it, or to its middle."""
+    inside = {one: share for one, share in (load or {}).items() if low < one < high}
+    aim = math.log(low * high) / 2
+    if inside:
+        aim = sum(share * math.log(one) for one, share in inside.items()) / sum(inside.values())
+    levels = (one for one in choice if low < one < high)
+    return min(levels, key=lambda one: (round(abs(math.log(one) - aim), 9), -one))
+
+
 def _use(
-    ratios: Mapping[int, float],
+    ratios: Mapping[int, float] | None,
     gap: tuple[int, int],
     choice: Sequence[int],
     load: Mapping[int, float] | None,
@@ -247,7 +254,7 @@ def _use(
         if load
         else float(sum(1 for one in choice if low < one < high))
     )
-    if not ratios:
+    if ratios is None:
         return weight
     if low not in ratios or high not in ratios:
         return 0.0

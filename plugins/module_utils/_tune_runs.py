@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import (
@@ -22,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats impo
 )
 
 SCHEMA = 1
+T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True)
@@ -219,3 +220,22 @@ def _values(runs: Sequence[Run], weights: Mapping[int, float]) -> list[float]:
         for run in runs
         if all(concurrency in run.logs for concurrency in weights)
     ]
+
+
+def numbers(kind: Callable[[Any], T], **values: object) -> dict[str, T]:
+    """Return options as numbers; templates of ansible-core 2.16 give text.
+
+    Args:
+        kind: `int` or `float`.
+        **values: by the name of the option.
+
+    Raises:
+        GpuHostError: a value is no such number.
+    """
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = kind(value)
+        except (TypeError, ValueError) as error:
+            raise GpuHostError(f"{name} is {value!r}, which is no number: write one") from error
+    return found

@@ -1,0 +1,317 @@
+"""Verdicts on runs: words, fairness, loads, several variants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import Ratio
+from ansible_collections.gpuhost.inference.plugins.module_utils._tune_verdict import (
+    Rules,
+    judge,
+    word_for,
+)
+from bench_runs import run
+
+OFF = {1: 60.0, 8: 350.0, 32: 900.0, 128: 1700.0}
+
+
+def starts(
+    arm: str, gains: Mapping[int, float], noise: Sequence[float] = (0.99, 1.01)
+) -> list[Any]:
+    """Return starts of an arm; each noise is that of one start."""
+    return [
+        run(arm, start, {one: OFF[one] * gain * luck for one, gain in gains.items()})
+        for start, luck in enumerate(noise, 1)
+    ]
+
+
+SAME = dict.fromkeys(OFF, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (1.051, 1.4, "keep"),
+        (1.05, 1.4, "not-enough-data"),
+        (0.7, 0.949, "drop"),
+        (0.7, 0.95, "not-enough-data"),
+        (0.95, 1.05, "tie"),
+        (0.949, 1.05, "not-enough-data"),
+        (0.95, 1.051, "not-enough-data"),
+        (0.5, 2.0, "not-enough-data"),
+        (None, None, "not-enough-data"),
+    ],
+)
+def test_words(low: float | None, high: float | None, word: str) -> None:
+    assert word_for(Ratio(1.0, low, high, (2, 2)), 0.05) == word
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict", "winner", "keep_at", "drop_at"),
+    [
+        ({1: 1.5, 8: 1.4, 32: 1.3, 128: 1.2}, "keep", "on", [1, 8, 32, 128], []),
+        ({1: 1.5, 8: 1.4, 32: 1.3, 128: 1.0}, "keep", "on", [1, 8, 32], []),
+        ({1: 0.6, 8: 0.7, 32: 0.7, 128: 0.8}, "drop", "off", [], [1, 8, 32, 128]),
+        ({1: 1.5, 8: 1.4, 32: 1.0, 128: 0.6}, "depends", None, [1, 8], [128]),
+        ({1: 1.0, 8: 1.0, 32: 1.0, 128: 1.0}, "tie", "off", [], []),
+        ({1: 1.5, 8: 1.4, 32: 1.3, 128: 0.95}, "not-enough-data", None, [1, 8, 32], []),
+    ],
+)
+def test_overall(
+    gains: dict[int, float],
+    verdict: str,
+    winner: str | None,
+    keep_at: list[int],
+    drop_at: list[int],
+) -> None:
+    noise = (0.999, 1.001) if verdict == "tie" or gains[128] == 1.0 else (0.99, 1.01)
+    found = judge([*starts("off", SAME, noise), *starts("on", gains, noise)])
+    assert (found["verdict"], found["winner"]) == (verdict, winner)
+    assert (found["keep_at"], found["drop_at"]) == (keep_at, drop_at)
+    assert found["text"][0].startswith(verdict)
+    assert len(found["text"]) <= 10
+    json.dumps(found, allow_nan=False)
+
+
+FALLING = {1: 1.5, 8: 1.4, 32: 1.0, 128: 0.6}
+
+
+@pytest.mark.parametrize(
+    ("load", "verdict"),
+    [
+        ({1: 0.9, 8: 0.1}, "keep"),
+        ({"1": 3, "8": 1}, "keep"),
+        ({128: 1}, "drop"),
+        ({1: 55, 128: 45}, "depends"),
+        ({1: 0.5, 256: 0.5}, "depends"),
+        ({1: 0.97, 256: 0.03}, "keep"),
+        ({16: 1.0}, "keep"),
+    ],
+)
+def test_load(load: dict[Any, float], verdict: str) -> None:
+    found = judge([*starts("off", SAME), *starts("on", FALLING)], load=load)
+    assert found["verdict"] == verdict
+    yours = found["profiles"][0]
+    assert yours["name"] == "yours"
+    assert sum(yours["load"].values()) == pytest.approx(1.0)
+    assert set(yours["load"]) == {str(one) for one in load}
+
+
+def test_load_gain_is_the_mean_over_the_time() -> None:
+    found = judge([*starts("off", SAME), *starts("on", FALLING)], load={1: 0.5, 16: 0.5})
+    yours = found["profiles"][0]
+    assert yours["gain"] == pytest.approx((1.5 * (1.4 * 1.0) ** 0.5) ** 0.5)
+    assert yours["low"] < yours["gain"] < yours["high"]
+
+
+def test_a_drawn_point_needs_neighbours_that_say_the_same() -> None:
+    found = judge([*starts("off", SAME), *starts("on", FALLING)], load={4: 0.5, 16: 0.25, 64: 0.25})
+    drawn = {p["concurrency"]: p["verdict"] for p in found["points"] if not p["measured"]}
+    assert drawn == {4: "keep", 16: "not-enough-data", 64: "not-enough-data"}
+    assert (found["profiles"][0]["measured"], found["profiles"][0]["covered"]) == (0, 1)
+    assert any("; 100 % of it between measured points" in line for line in found["text"])
+
+
+def test_no_word_outside_of_what_was_measured() -> None:
+    found = judge(
+        [
+            *starts("off", {8: 1.0, 32: 1.0}),
+            *starts("on", {8: 1.3, 32: 1.3}),
+        ],
+        load={1: 0.5, 8: 0.5},
+    )
+    assert found["verdict"] == "not-enough-data"
+    assert [point["concurrency"] for point in found["points"]] == [8, 16, 32]
+    assert [point["measured"] for point in found["points"]] == [True, False, True]
+    profiles = {one["name"]: (one["covered"], one["verdict"]) for one in found["profiles"]}
+    assert profiles == {
+        "yours": (0.5, "not-enough-data"),
+        "single-user": (0.0, "not-enough-data"),
+        "team": (1.0, "keep"),
+        "batch": (0.0, "not-enough-data"),
+    }
+
+
+def test_one_start_each_is_not_enough() -> None:
+    found = judge([*starts("off", SAME, (1.0,)), *starts("on", FALLING, (1.0,))])
+    assert found["verdict"] == "not-enough-data"
+    assert found["points"][0]["ratio"] == pytest.approx(1.5)
+    assert found["points"][0]["low"] is None
+    assert found["points"][0]["starts"] == {"off": 1, "on": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "values"),
+    [
+        ({"equal": {"mem_fraction_static": 0.9}}, "mem_fraction_static", (0.85, 0.9)),
+        ({"equal": {"cuda_graph": [1, 2]}}, "cuda_graph", (None, [1, 2])),
+        ({"equal": {"only_here": 1}}, "only_here", (None, 1)),
+        (
+            {"client": {"name": "rust", "version": "0.5.23"}},
+            "benchmark client",
+            ("python 0.5.23", "rust 0.5.23"),
+        ),
+        ({"host": "gpu2"}, "host", ("gpu1", "gpu2")),
+        (
+            {"corpus": {"sha256": "cd" * 32, "kinds": []}},
+            "prompts (sha256)",
+            ("ab" * 32, "cd" * 32),
+        ),
+    ],
+)
+def test_unequal_arms_are_not_compared(
+    change: dict[str, Any], key: str, values: tuple[Any, Any]
+) -> None:
+    on = [run("on", start, {1: 100.0 + start}, **change) for start in (1, 2)]
+    found = judge([*starts("off", {1: 1.0}), *on])
+    assert found["verdict"] == "not-enough-data"
+    assert found["winner"] is None
+    assert found["points"] == []
+    assert found["unequal"] == [{"key": key, "off": values[0], "on": values[1]}]
+    assert any(key in line for line in found["text"])
+
+
+def test_one_start_of_an_arm_that_differs() -> None:
+    on = [run("on", 1, {1: 100.0}), run("on", 2, {1: 101.0}, equal={"version": "0.5.22"})]
+    found = judge([*starts("off", {1: 1.0}), *on])
+    assert found["verdict"] == "not-enough-data"
+    assert found["unequal"] == [{"key": "version", "off": "0.5.23", "on": ["0.5.23", "0.5.22"]}]
+
+
+def test_rejected_points_are_left_out_and_listed() -> None:
+    runs = [
+        *starts("off", SAME),
+        run("on", 1, {1: 90.0, 8: 500.0}, rejected={128: "queued"}),
+        run("on", 2, {1: 91.0, 8: 505.0}, rejected={128: "queued"}),
+    ]
+    found = judge(runs)
+    assert [(p["arm"], p["start"], p["concurrency"]) for p in found["left_out"]] == [
+        ("on", 1, 128),
+        ("on", 2, 128),
+    ]
+    by = {point["concurrency"]: point for point in found["points"]}
+    assert by[128]["verdict"] == "not-enough-data"
+    assert by[128]["starts"] == {"off": 2, "on": 0}
+    assert found["keep_at"] == [1, 8]
+    assert found["verdict"] == "not-enough-data"
+    assert "2 points do not count: queued" in found["text"]
+
+
+def test_a_good_point_without_a_figure_does_not_count() -> None:
+    runs = [*starts("off", {1: 1.0}), *starts("on", {1: 1.5})]
+    runs[2]["points"][0]["output_tok_s"] = None
+    found = judge(runs)
+    assert found["left_out"][0]["reasons"][0]["code"] == "tokens-unknown"
+    assert found["verdict"] == "not-enough-data"
+
+
+def test_a_start_without_a_good_point_does_not_speak() -> None:
+    broken = run("on", 3, {}, rejected={1: "failed-requests"}, equal={"model": "another"})
+    found = judge([*starts("off", {1: 1.0}), *starts("on", {1: 1.5}), broken])
+    assert found["unequal"] == []
+    assert found["verdict"] == "keep"
+
+
+def test_a_start_that_lacks_a_point_does_not_bend_the_line() -> None:
+    """Its own neighbours would: speeds are not straight in C, only their ratio nearly is."""
+    runs = [*starts("off", SAME, (0.99, 1.0, 1.01)), *starts("on", SAME, (0.99, 1.0, 1.01))]
+    del runs[4]["points"][2]
+    found = judge(runs, load={32: 1.0})
+    assert found["profiles"][0]["gain"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_other_prompts_do_not_count() -> None:
+    runs = [*starts("off", {1: 1.0}), *starts("on", {1: 1.5})]
+    for one in runs:
+        code = {**one["points"][0], "prompts": "code", "output_tok_s": 10.0}
+        one["points"].append(code)
+    assert judge(runs)["verdict"] == "keep"
+    assert judge(runs, prompts="code")["verdict"] == "tie"
+
+
+def test_the_best_of_three_arms() -> None:
+    runs = [
+        *starts("off", SAME),
+        *starts("on", FALLING),
+        *starts("adaptive", {1: 1.4, 8: 1.3, 32: 1.2, 128: 1.15}),
+    ]
+    found = judge(runs)
+    assert (found["variant"], found["winner"], found["verdict"]) == (
+        "adaptive",
+        "adaptive",
+        "keep",
+    )
+    assert {point["arm"] for point in found["points"]} == {"on", "adaptive"}
+
+
+def test_two_variants_alike_are_told_so() -> None:
+    gain = dict.fromkeys(OFF, 1.4)
+    runs = [
+        *starts("off", SAME),
+        *starts("on", gain),
+        *starts("adaptive", gain, (1.0, 1.02)),
+    ]
+    found = judge(runs)
+    assert found["winner"] == "adaptive"
+    assert "adaptive cannot be told from on: it only had the better figures" in found["text"]
+    better = judge([*runs[:4], *starts("adaptive", dict.fromkeys(OFF, 1.8))])
+    assert not any("told from" in line for line in better["text"])
+
+
+def test_more_variants_need_wider_intervals() -> None:
+    """Bonferroni: two chances to win by luck, half of the risk for each."""
+    two = [*starts("off", SAME), *starts("on", FALLING)]
+    alone = judge(two)["points"][0]
+    beside = next(
+        point
+        for point in judge([*two, *starts("adaptive", FALLING)])["points"]
+        if point["arm"] == "on" and point["concurrency"] == 1
+    )
+    assert beside["low"] < alone["low"] < alone["high"] < beside["high"]
+
+
+def test_the_unequal_variant_does_not_stop_the_other() -> None:
+    odd = [run("odd", start, {1: 99.0}, equal={"version": "1"}) for start in (1, 2)]
+    found = judge([*starts("off", {1: 1.0}), *starts("on", {1: 1.5}), *odd])
+    assert (found["winner"], found["verdict"]) == ("on", "keep")
+    assert found["unequal"] == [{"key": "version", "off": "0.5.23", "odd": "1"}]
+
+
+def test_no_runs() -> None:
+    assert judge([])["verdict"] == "not-enough-data"
+    found = judge(starts("off", SAME))
+    assert (found["variant"], found["verdict"]) == (None, "not-enough-data")
+
+
+GOOD = run("off", 1, {1: 60.0})
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "message"),
+    [
+        ("text", {}, "not a list"),
+        ([{**GOOD, "schema": 2}], {}, "run 1 .* schema 1"),
+        ([GOOD, GOOD], {}, "start 1 of the arm off is there twice"),
+        ([{k: v for k, v in GOOD.items() if k != "equal"}], {}, "run 1 cannot be read .*equal"),
+        ([GOOD], {"baseline": "of"}, "no run is of the arm of, only of off"),
+        ([GOOD], {"load": {"x": 1}}, "the load has x: 1"),
+        ([GOOD], {"load": {0: 1}}, "the load has 0: 1"),
+        ([GOOD], {"load": {1: -1}}, "the load has 1: -1"),
+        ([GOOD], {"load": {1: float("nan")}}, "the load has 1: nan"),
+        ([GOOD], {"load": {1: 0}}, "all shares of the load are 0"),
+        ([GOOD], {"load": [1]}, "the load is not a mapping"),
+    ],
+)
+def test_bad_input(runs: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GpuHostError, match=message):
+        judge(runs, **options)
+
+
+@pytest.mark.parametrize("rules", [{"margin": 1.0}, {"margin": -0.1}, {"confidence": 95.0}])
+def test_bad_rules(rules: dict[str, float]) -> None:
+    with pytest.raises(GpuHostError, match="must be a share"):
+        Rules(**rules)
