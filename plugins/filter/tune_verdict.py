@@ -174,6 +174,12 @@ _value:
       description: What differs and should not, with its C(key) and a value under each arm's name.
       type: list
       elements: dict
+    apart:
+      description:
+        - What else differs between the arms, in the same form. Flags that are compared are among
+          them, and how many tokens fit the key-value cache, which decides at long contexts.
+      type: list
+      elements: dict
     left_out:
       description: Points that do not count, with C(arm), C(start), C(concurrency) and C(reasons).
       type: list

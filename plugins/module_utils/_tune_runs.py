@@ -56,11 +56,13 @@ def read_runs(runs: object, prompts: str = "mixed") -> list[Run]:
         prompts: kind of prompts whose points count.
 
     Raises:
-        GpuHostError: it is not a list of such runs, or one is there twice.
+        GpuHostError: it is not a list of such runs, one is there twice, or all points are of other
+            prompts.
     """
     if not isinstance(runs, Sequence) or isinstance(runs, str):
         raise GpuHostError("the runs are not a list: give the results of sglang_benchmark")
     found: list[Run] = []
+    kinds: set[str] = set()
     seen: set[tuple[str, int, str]] = set()
     for number, run in enumerate(runs, 1):
         if not isinstance(run, Mapping) or run.get("schema") != SCHEMA:
@@ -77,6 +79,12 @@ def read_runs(runs: object, prompts: str = "mixed") -> list[Run]:
             )
         seen.add(key)
         found.append(one)
+        kinds |= {str(point["prompts"]) for point in (*run["points"], *run["rejected"])}
+    if kinds and prompts not in kinds:
+        raise GpuHostError(
+            f"no point is of the prompts {prompts}, only of {', '.join(sorted(kinds))}: name one "
+            "of them"
+        )
     return found
 
 

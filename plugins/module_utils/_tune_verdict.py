@@ -145,6 +145,7 @@ def judge(
         "points": [point for side in sides.values() for point in side.points],
         "profiles": [profile for side in sides.values() for profile in side.profiles],
         "unequal": [difference for found in unequal.values() for difference in found],
+        "apart": differences(arms, lambda run: run.apart),
         "left_out": [point for run in read for point in run.left_out],
     }
     rivals = [
@@ -293,12 +294,11 @@ def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
     for profile in result["profiles"]:
         if profile["arm"] != best or profile["gain"] is None:
             continue
-        load = ", ".join(
-            f"{one}: {_percent(share)}" for one, share in list(profile["load"].items())[:8]
-        )
+        load = [f"{one}: {_percent(share)}" for one, share in profile["load"].items()]
         drawn = profile["covered"] - profile["measured"]
         yield (
-            f"load {profile['name']} (C {load}): {_shown(profile, 'gain')}, {profile['verdict']}"
+            f"load {profile['name']} (C {_first(load, ', ')}): {_shown(profile, 'gain')}, "
+            f"{profile['verdict']}"
             f"{f'; {_percent(drawn)} of it between measured points' if drawn > 0 else ''}"
         )
     points = [point for point in result["points"] if point["arm"] == best]
@@ -307,12 +307,12 @@ def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
             f"C={p['concurrency']} {_shown(p, 'ratio')}" for p in points if p["measured"] == own
         ]
         if rows:
-            yield f"{said}: {'; '.join(rows)}"
+            yield f"{said}: {_first(rows, '; ')}"
     if result["unequal"]:
         keys = sorted({one["key"] for one in result["unequal"]})
         yield (
-            f"not comparable with {baseline}, as these differ: {', '.join(keys[:8])}"
-            f"{' …' if keys[8:] else ''}; make them equal and measure again"
+            f"not comparable with {baseline}, as these differ: "
+            f"{_first(keys, ', ')}; make them equal and measure again"
         )
     if result["left_out"]:
         codes = sorted({reason["code"] for one in result["left_out"] for reason in one["reasons"]})
@@ -341,6 +341,10 @@ def _shown(row: Mapping[str, Any], key: str) -> str:
     if row["low"] is None:
         return f"{_change(row[key])} (too few starts for an interval)"
     return f"{_change(row[key])} ({_change(row['low'])} to {_change(row['high'])})"
+
+
+def _first(texts: Sequence[str], between_them: str) -> str:
+    return between_them.join([*texts[:8], *(["…"] if texts[8:] else [])])
 
 
 def _change(ratio: float) -> str:

@@ -42,6 +42,6 @@ def run(
         "equal": {**EQUAL, **(equal or {})},
         "apart": {"kv_tokens": 438000 if arm == "off" else 337000},
         "points": [point(one, speed) for one, speed in speeds.items()],
-        "rejected": [point(one, None, (why,)) for one, why in (rejected or {}).items()],
+        "rejected": [point(one, 9999.0, (why,)) for one, why in (rejected or {}).items()],
         **more,
     }

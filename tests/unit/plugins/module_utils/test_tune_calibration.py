@@ -25,7 +25,9 @@ START, POINT = 0.02, 0.015  # standard deviations of logarithms
 Truth = Mapping[str, Mapping[int, float]]
 
 
-def verdicts(truth: Truth, starts: int, noise: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+def verdicts(
+    truth: Truth, starts: int, noise: Mapping[str, float], load: Mapping[int, float] | None = LOAD
+) -> Iterator[dict[str, Any]]:
     """Measure all arms, again and again, and judge."""
     chance = random.Random(20261129)
     for _time in range(TIMES):
@@ -41,7 +43,7 @@ def verdicts(truth: Truth, starts: int, noise: Mapping[str, float]) -> Iterator[
                     for one, speed in SPEEDS.items()
                 }
                 runs.append(run(arm, start, speeds))
-        yield judge(runs, load=LOAD)
+        yield judge(runs, load=load)
 
 
 def true_gain(gains: Mapping[int, float], load: Mapping[int, float]) -> float:
@@ -95,18 +97,18 @@ def test_three_arms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "arms"),
-    [(1.0, 1), (1.0, 2), (1.05, 1), (0.95, 1)],
-    ids=["no difference", "no difference, three arms", "at +5 %", "at -5 %"],
+    ("gain", "arms", "load"),
+    [(1.0, 1, LOAD), (1.0, 1, None), (1.0, 2, LOAD), (1.05, 1, LOAD), (0.95, 1, LOAD)],
+    ids=["no difference", "no load", "three arms", "at +5 %", "at -5 %"],
 )
-def test_false_calls(gain: float, arms: int) -> None:
+def test_false_calls(gain: float, arms: int, load: Mapping[int, float] | None) -> None:
     """Without a difference, and with one of just the margin, hardly anything is called."""
     truth = {f"on{arm}": dict.fromkeys(SPEEDS, gain) for arm in range(arms)}
-    said = Counter(verdict["verdict"] for verdict in verdicts(truth, 4, {}))
-    print(f"\n{arms} variants, gain {gain}:", dict(said))
+    said = Counter(verdict["verdict"] for verdict in verdicts(truth, 4, {}, load))
+    print(f"\n{arms} variants, gain {gain}, load {load}:", dict(said))
     assert said["keep"] + said["drop"] + said["depends"] <= 0.05 * TIMES
-    if gain == 1.0 and arms == 1:
-        assert said["tie"] > 0.5 * TIMES
+    if gain == 1.0 and load:
+        assert said["tie"] > 0.25 * TIMES
 
 
 def test_a_real_difference_is_seen() -> None:

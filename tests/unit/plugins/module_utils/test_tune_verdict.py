@@ -274,6 +274,18 @@ def test_more_variants_need_wider_intervals() -> None:
     assert beside["low"] < alone["low"] < alone["high"] < beside["high"]
 
 
+def test_what_stands_apart_is_told() -> None:
+    found = judge([*starts("off", SAME), *starts("on", FALLING)])
+    assert found["apart"] == [{"key": "kv_tokens", "off": 438000, "on": 337000}]
+
+
+def test_a_load_of_many_levels_stays_short() -> None:
+    load = dict.fromkeys(range(1, 129), 1.0)
+    found = judge([*starts("off", SAME), *starts("on", FALLING)], load=load)
+    assert len(found["points"]) == 128
+    assert all(len(line) < 400 for line in found["text"])
+
+
 def test_the_unequal_variant_does_not_stop_the_other() -> None:
     odd = [run("odd", start, {1: 99.0}, equal={"version": "1"}) for start in (1, 2)]
     found = judge([*starts("off", {1: 1.0}), *starts("on", {1: 1.5}), *odd])
@@ -298,6 +310,7 @@ GOOD = run("off", 1, {1: 60.0})
         ([GOOD, GOOD], {}, "start 1 of the arm off is there twice"),
         ([{k: v for k, v in GOOD.items() if k != "equal"}], {}, "run 1 cannot be read .*equal"),
         ([GOOD], {"baseline": "of"}, "no run is of the arm of, only of off"),
+        ([GOOD], {"prompts": "code"}, "no point is of the prompts code, only of mixed"),
         ([GOOD], {"load": {"x": 1}}, "the load has x: 1"),
         ([GOOD], {"load": {0: 1}}, "the load has 0: 1"),
         ([GOOD], {"load": {1: -1}}, "the load has 1: -1"),
