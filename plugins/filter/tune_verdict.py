@@ -81,6 +81,9 @@ _value:
     variant:
       description: The arm that the verdict is on, the best one. Null when none can be compared.
       type: str
+    variants:
+      description: The verdict on each arm that can be compared, by its name.
+      type: dict
     winner:
       description:
         - The arm to run, after V(tie) the baseline. Null for V(depends) and V(not-enough-data).

@@ -44,7 +44,8 @@ YOURS = "yours"
 # What may lie outside of the measured concurrencies: if it ran at half the speed, the gain would
 # change by 0.05 * ln 2 = 3.5 %, which is less than the margin.
 _OUTSIDE = 0.05
-_RANK = (KEEP, DEPENDS, TIE, UNKNOWN, DROP)
+# Which variant the verdict is on. One that may yet win stands beside one that wins here and there.
+_RANK: Mapping[str, int] = {KEEP: 0, DEPENDS: 1, UNKNOWN: 1, TIE: 2, DROP: 3}
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def judge(
     result = {
         "baseline": baseline,
         "variant": best,
+        "variants": {name: side.verdict for name, side in sides.items()},
         "winner": {KEEP: best, DROP: baseline, TIE: baseline}.get(chosen.verdict),
         "verdict": chosen.verdict,
         "keep_at": _at(chosen, KEEP),
@@ -270,7 +272,7 @@ def _order(side: _Side) -> tuple[int, float]:
     gain = sum(map(math.log, ratios)) / len(ratios) if ratios else 0.0
     if side.profiles and side.profiles[0]["name"] == YOURS and side.profiles[0]["gain"]:
         gain = math.log(side.profiles[0]["gain"])
-    return _RANK.index(side.verdict), -gain
+    return _RANK[side.verdict], -gain
 
 
 def _beats(
@@ -291,6 +293,9 @@ def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
     yield _headline(result)
     if rivals:
         yield f"{best} cannot be told from {', '.join(rivals)}: it only had the better figures"
+    others = [f"{arm}: {word}" for arm, word in result["variants"].items() if arm != best]
+    if others:
+        yield f"other arms: {', '.join(others)}"
     for profile in result["profiles"]:
         if profile["arm"] != best or profile["gain"] is None:
             continue
@@ -325,13 +330,17 @@ def _headline(result: Mapping[str, Any]) -> str:
     if best is None:
         return f"{UNKNOWN}: there is no arm that can be compared with {baseline}"
     gains, losses = (", ".join(map(str, result[key])) for key in ("keep_at", "drop_at"))
+    but_gains, but_losses = (
+        f" (it {verb} at C={levels})" if levels else ""
+        for verb, levels in (("gains", gains), ("loses", losses))
+    )
     return {
-        KEEP: f"keep {best}: it gains more than {percent} over {baseline}",
-        DROP: f"drop {best}: it loses more than {percent} against {baseline}",
+        KEEP: f"keep {best}: it gains more than {percent} over {baseline}{but_losses}",
+        DROP: f"drop {best}: it loses more than {percent} against {baseline}{but_gains}",
         TIE: f"tie: {best} and {baseline} differ by less than {percent}; {baseline} is simpler",
         DEPENDS: f"depends: {best} gains at C={gains} and loses at C={losses}",
-        UNKNOWN: f"{UNKNOWN}: the starts do not settle whether {best} gains or loses {percent}; "
-        "measure more starts",
+        UNKNOWN: f"{UNKNOWN}: the starts do not settle whether {best} gains or loses {percent}"
+        f"{but_gains}{but_losses}; measure more starts",
     }[verdict]
 
 
@@ -348,7 +357,7 @@ def _first(texts: Sequence[str], between_them: str) -> str:
 
 
 def _change(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f} %"
+    return f"{round(100 * (ratio - 1)):+d} %"
 
 
 def _percent(share: float) -> str:

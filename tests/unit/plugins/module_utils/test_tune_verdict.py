@@ -248,6 +248,20 @@ def test_the_best_of_three_arms() -> None:
     assert {point["arm"] for point in found["points"]} == {"on", "adaptive"}
 
 
+def test_a_variant_that_may_win_is_not_hidden() -> None:
+    noise = (0.96, 1.04)
+    runs = [
+        *starts("off", SAME, noise),
+        *starts("on", {1: 4.0, 8: 1.4, 32: 1.0, 128: 0.2}, noise),
+        *starts("adaptive", {1: 4.0, 8: 1.4, 32: 1.0, 128: 1.0}, noise),
+    ]
+    found = judge(runs)
+    assert found["variants"] == {"on": "depends", "adaptive": "not-enough-data"}
+    assert found["variant"] == "adaptive"
+    assert found["text"][0].endswith("(it gains at C=1); measure more starts")
+    assert "other arms: on: depends" in found["text"]
+
+
 def test_two_variants_alike_are_told_so() -> None:
     gain = dict.fromkeys(OFF, 1.4)
     runs = [
@@ -277,6 +291,19 @@ def test_more_variants_need_wider_intervals() -> None:
 def test_what_stands_apart_is_told() -> None:
     found = judge([*starts("off", SAME), *starts("on", FALLING)])
     assert found["apart"] == [{"key": "kv_tokens", "off": 438000, "on": 337000}]
+
+
+@pytest.mark.parametrize(
+    ("load", "headline"),
+    [
+        ({1: 1}, "keep on: it gains more than 5 % over off (it loses at C=128)"),
+        ({128: 1}, "drop on: it loses more than 5 % against off (it gains at C=1, 8)"),
+        (None, "depends: on gains at C=1, 8 and loses at C=128"),
+    ],
+)
+def test_headline(load: dict[int, float] | None, headline: str) -> None:
+    runs = [*starts("off", SAME), *starts("on", FALLING)]
+    assert judge(runs, load=load)["text"][0] == headline
 
 
 def test_a_load_of_many_levels_stays_short() -> None:
