@@ -174,6 +174,14 @@ def test_new_points_come_while_they_can_still_be_repeated() -> None:
     assert (found["next"][0]["start"], found["next"][1]["start"]) == (2, 2)
 
 
+@pytest.mark.parametrize(("off", "new"), [(2, True), (3, False)])
+def test_no_new_point_that_an_arm_cannot_repeat(off: int, new: bool) -> None:
+    runs = [run("off", start, {1: 60.0, 8: 350.0, 32: 900.0, 128: 1700.0}) for start in range(off)]
+    runs += [run("on", start, {1: 90.0, 8: 500.0, 32: 800.0, 128: 1100.0}) for start in range(2)]
+    found = plan(runs, ARMS, Budget(600, 300, 60, blocks=2))
+    assert (found["concurrencies"] == [1, 8, 16, 32, 128]) is new
+
+
 def test_no_new_point_with_one_block() -> None:
     found = plan(FIRST, ARMS, Budget(600, 300, 60, blocks=1))
     assert found["concurrencies"] == [1, 8, 32, 128]

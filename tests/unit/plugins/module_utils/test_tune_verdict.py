@@ -175,6 +175,15 @@ def test_unequal_arms_are_not_compared(
     assert any(key in line for line in found["text"])
 
 
+def test_answers_of_another_length_are_not_compared() -> None:
+    runs = [*starts("off", {1: 1.0}), *starts("on", {1: 1.5})]
+    for one in runs[2:]:
+        one["points"][0]["output_tokens"] = {"asked": 512, "median": 512}
+    found = judge(runs)
+    assert found["unequal"] == [{"key": "output tokens asked", "off": 256, "on": 512}]
+    assert found["verdict"] == "not-enough-data"
+
+
 def test_one_start_of_an_arm_that_differs() -> None:
     on = [run("on", 1, {1: 100.0}), run("on", 2, {1: 101.0}, equal={"version": "0.5.22"})]
     found = judge([*starts("off", {1: 1.0}), *on])
