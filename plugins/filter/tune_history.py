@@ -40,9 +40,8 @@ options:
     type: float
     default: 0.95
   prompts:
-    description: Kind of prompts whose points count.
+    description: Kind of prompts whose points count. By default the only kind, or V(mixed).
     type: str
-    default: mixed
 author:
   - gpuhost.inference contributors (@gpuhost)
 seealso:
@@ -134,7 +133,7 @@ def tune_history(
     arm: str | None = None,
     margin: float = 0.05,
     confidence: float = 0.95,
-    prompts: str = "mixed",
+    prompts: str | None = None,
 ) -> dict[str, Any]:
     try:
         rules = Rules(**numbers(float, margin=margin, confidence=confidence))

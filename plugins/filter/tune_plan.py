@@ -60,7 +60,8 @@ options:
   max_concurrency:
     description:
       - Requests that the servers run at once, in the arm that runs fewest
-        (C(effective_max_running_requests) of M(gpuhost.inference.sglang_info)).
+        (C(effective_max_running_requests) of M(gpuhost.inference.sglang_info)). The runs tell it
+        for the arms that were started.
     type: int
   load:
     description:
@@ -68,9 +69,8 @@ options:
         P(gpuhost.inference.tune_load#filter). Nothing is measured outside of it.
     type: dict
   prompts:
-    description: Kind of prompts whose points count.
+    description: Kind of prompts whose points count. By default the only kind, or V(mixed).
     type: str
-    default: mixed
 author:
   - gpuhost.inference contributors (@gpuhost)
 seealso:
@@ -131,10 +131,10 @@ _value:
       type: list
       elements: int
     max_concurrency:
-      description: Highest level that no server lets wait, null when not known.
+      description: Requests that all servers run at once, null when not known.
       type: int
     skipped:
-      description: Levels that were asked for and are above it.
+      description: Levels that were asked for and at which requests would wait.
       type: list
       elements: int
     minutes:
@@ -167,7 +167,7 @@ def tune_plan(
     levels: Sequence[int] = (),
     max_concurrency: int | None = None,
     load: Mapping[Any, Any] | None = None,
-    prompts: str = "mixed",
+    prompts: str | None = None,
 ) -> dict[str, Any]:
     try:
         time = numbers(float, minutes=minutes, restart_s=restart_s, point_s=point_s)

@@ -37,7 +37,8 @@ options:
       - Share of the time by number of requests at once, C(load) of
         P(gpuhost.inference.tune_load#filter). Any weights do, they are made to sum up to 1.
       - With it, the verdict is that on the gain under this load. Without it, one word has to be
-        true of all measured concurrencies.
+        true of all measured concurrencies, those left out at which requests waited in the queue of
+        a server.
     type: dict
   margin:
     description: Gain that is worth having, and loss that is worth avoiding.
@@ -49,9 +50,15 @@ options:
     type: float
     default: 0.95
   prompts:
-    description: Kind of prompts whose points count.
+    description: Kind of prompts whose points count. By default the only kind, or V(mixed).
     type: str
-    default: mixed
+  may_differ:
+    description:
+      - Facts of the servers (keys of C(equal)) that the setting brings with it. They are listed in
+        RV(_value.apart) and do not keep the arms from being compared.
+    type: list
+    elements: str
+    default: []
 author:
   - gpuhost.inference contributors (@gpuhost)
 seealso:
@@ -209,11 +216,19 @@ def tune_verdict(
     load: Mapping[Any, Any] | None = None,
     margin: float = 0.05,
     confidence: float = 0.95,
-    prompts: str = "mixed",
+    prompts: str | None = None,
+    may_differ: Sequence[str] = (),
 ) -> dict[str, Any]:
     try:
         rules = Rules(**numbers(float, margin=margin, confidence=confidence))
-        return judge(runs, baseline=baseline, load=load, rules=rules, prompts=prompts)
+        return judge(
+            runs,
+            baseline=baseline,
+            load=load,
+            rules=rules,
+            prompts=prompts,
+            may_differ=may_differ,
+        )
     except GpuHostError as error:
         raise AnsibleFilterError(f"tune_verdict: {error}") from error
 

@@ -36,7 +36,7 @@ def compare_history(
     *,
     arm: str | None = None,
     rules: Rules | None = None,
-    prompts: str = "mixed",
+    prompts: str | None = None,
 ) -> dict[str, Any]:
     """Return how much faster each concurrency became, and what changed meanwhile.
 
@@ -48,7 +48,7 @@ def compare_history(
         after: later ones.
         arm: whose runs count; may be left out when all runs are of one.
         rules: margin and confidence.
-        prompts: kind of prompts whose points count.
+        prompts: kind of prompts whose points count. By default the only kind, or `mixed`.
 
     Raises:
         GpuHostError: the runs are not what they should be, or of several arms.

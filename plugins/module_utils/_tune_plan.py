@@ -26,12 +26,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs impor
     Run,
     read_load,
     read_runs,
+    waited_at,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import between
 
 FIRST = (1, 8, 32, 128)
 CLOSE = math.log(1.1)  # arms whose speeds differ by less are close
-_TOO_MUCH = frozenset({"above-cap", "queued"})
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan(
     levels: Sequence[int] = (),
     max_concurrency: int | None = None,
     load: object = None,
-    prompts: str = "mixed",
+    prompts: str | None = None,
 ) -> dict[str, Any]:
     """Return the starts that are to come, each with the concurrencies to measure.
 
@@ -87,9 +87,10 @@ def plan(
         arms: names of all arms, the baseline first.
         budget: time that is left and what is spent on what.
         levels: concurrencies to choose from; by default the powers of two up to 128.
-        max_concurrency: requests that the servers run at once, in the arm that runs fewest.
+        max_concurrency: requests that the servers run at once, in the arm that runs fewest. The
+            runs tell it for the arms that were started.
         load: share of the time by concurrency, `None` when it is not known.
-        prompts: kind of prompts whose points count.
+        prompts: kind of prompts whose points count. By default the only kind, or `mixed`.
 
     Raises:
         GpuHostError: the runs, arms or levels are not what they should be.
@@ -101,8 +102,8 @@ def plan(
     if strange:
         raise GpuHostError(f"a run is of the arm {strange[0]}, not among the arms: name it too")
     cap = _cap(read, max_concurrency)
-    choice = choose_from(levels, cap, shares)
-    skipped = sorted({level for level in levels if cap is not None and level > cap})
+    choice = choose_from(levels, cap, shares, min(waited_at(read), default=None))
+    skipped = sorted({level for level in levels if level > choice[-1]}) if not shares else []
     done = {arm: sum(1 for run in read if run.arm == arm and run.logs) for arm in arms}
     base = first_points(choice, budget.points)
     before = {one for run in read for one in run.logs} & set(choice)
@@ -138,20 +139,18 @@ def plan(
 
 
 def _cap(runs: Sequence[Run], asked: int | None) -> int | None:
-    """Return the highest concurrency at which no server lets requests wait."""
+    """Return how many requests the servers run at once, in the arm that runs fewest."""
     if asked is not None and asked < 1:
         raise GpuHostError(f"max_concurrency is {asked}: a server runs one request or more")
-    waited = [
-        point["concurrency"] - 1
-        for run in runs
-        for point in run.left_out
-        if any(reason["code"] in _TOO_MUCH for reason in point["reasons"])
-    ]
-    return min([*waited, *([] if asked is None else [asked])], default=None)
+    told = [run.apart.get("effective_max_running_requests") for run in runs]
+    return min([one for one in (asked, *told) if isinstance(one, int)], default=None)
 
 
 def choose_from(
-    levels: Sequence[int], cap: int | None, load: Mapping[int, float] | None
+    levels: Sequence[int],
+    cap: int | None,
+    load: Mapping[int, float] | None,
+    waited: int | None = None,
 ) -> list[int]:
     """Return the concurrencies that may be measured, ascending.
 
@@ -159,6 +158,7 @@ def choose_from(
         levels: that the user wants; when empty, the powers of two up to 128, and the cap itself.
         cap: highest that the servers run at once.
         load: what lies outside of it needs no point.
+        waited: lowest at which requests were seen to wait.
     """
     if any(level < 1 for level in levels):
         raise GpuHostError(f"{min(levels)} is no level of concurrency: name numbers from 1 on")
@@ -166,11 +166,15 @@ def choose_from(
     if not choice:
         top = min(cap or 128, 128)
         choice = [*(2**k for k in range(7) if 2**k * 1.5 <= top), top]
-    fitting = [level for level in choice if cap is None or level <= cap]
+    fitting = [
+        level
+        for level in choice
+        if (cap is None or level <= cap) and (waited is None or level < waited)
+    ]
     if not fitting:
         raise GpuHostError(
-            f"the servers run {cap} requests at once, fewer than the lowest level {choice[0]}: "
-            "name lower levels, or raise max_running_requests"
+            f"even at the lowest level, {choice[0]}, requests wait in the queue of a server: name "
+            "lower levels, or raise max_running_requests"
         )
     if not load:
         return fitting
@@ -342,7 +346,7 @@ def _text(result: Mapping[str, Any], budget: Budget) -> list[str]:
         lines.append(f"next: {arms}, each at C={levels}; about {result['minutes']} minutes")
     if result["skipped"]:
         lines.append(
-            f"not measured: C={', '.join(map(str, result['skipped']))}, as the servers run only "
-            f"{result['max_concurrency']} requests at once and the others would wait"
+            f"not measured: C={', '.join(map(str, result['skipped']))}, as requests would wait in "
+            "the queue of a server"
         )
     return lines

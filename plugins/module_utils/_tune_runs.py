@@ -22,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats impo
 )
 
 SCHEMA = 1
+_WAITING = frozenset({"above-cap", "queued"})
 T = TypeVar("T", int, float)
 
 
@@ -48,29 +49,38 @@ class Run:
     left_out: Sequence[Mapping[str, Any]]
 
 
-def read_runs(runs: object, prompts: str = "mixed") -> list[Run]:
+def read_runs(runs: object, prompts: str | None = None) -> list[Run]:
     """Return the runs in the order given.
 
     Args:
         runs: results of `sglang_benchmark`.
-        prompts: kind of prompts whose points count.
+        prompts: kind of prompts whose points count. By default the only kind, or `mixed`.
 
     Raises:
-        GpuHostError: it is not a list of such runs, one is there twice, or all points are of other
-            prompts.
+        GpuHostError: it is not a list of such runs, one is there twice, or it is not clear which
+            prompts count.
     """
     if not isinstance(runs, Sequence) or isinstance(runs, str):
         raise GpuHostError("the runs are not a list: give the results of sglang_benchmark")
-    found: list[Run] = []
     kinds: set[str] = set()
-    seen: set[tuple[str, int, str]] = set()
     for number, run in enumerate(runs, 1):
         if not isinstance(run, Mapping) or run.get("schema") != SCHEMA:
             raise GpuHostError(
                 f"run {number} is not a result of sglang_benchmark with schema {SCHEMA}: measure "
                 "it again, or leave it out"
             )
-        one = _read(run, prompts, number)
+        try:
+            kinds |= {str(point["prompts"]) for point in (*run["points"], *run["rejected"])}
+        except (KeyError, TypeError) as error:
+            raise _unreadable(number, error) from error
+    kind = _kind(kinds, prompts)
+    found: list[Run] = []
+    seen: set[tuple[str, int, str]] = set()
+    for number, run in enumerate(runs, 1):
+        try:
+            one = _read(run, kind)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(number, error) from error
         key = (one.arm, one.start, str(run.get("at")))
         if key in seen:
             raise GpuHostError(
@@ -79,50 +89,56 @@ def read_runs(runs: object, prompts: str = "mixed") -> list[Run]:
             )
         seen.add(key)
         found.append(one)
-        kinds |= {str(point["prompts"]) for point in (*run["points"], *run["rejected"])}
+    return found
+
+
+def _unreadable(number: int, error: Exception) -> GpuHostError:
+    return GpuHostError(
+        f"run {number} cannot be read ({type(error).__name__}: {error}): it is not as "
+        "sglang_benchmark returned it; measure it again, or leave it out"
+    )
+
+
+def _kind(kinds: set[str], prompts: str | None) -> str:
+    if prompts is None and len(kinds) == 1:
+        return next(iter(kinds))
+    prompts = prompts or "mixed"
     if kinds and prompts not in kinds:
         raise GpuHostError(
             f"no point is of the prompts {prompts}, only of {', '.join(sorted(kinds))}: name one "
             "of them"
         )
-    return found
+    return prompts
 
 
-def _read(run: Mapping[str, Any], prompts: str, number: int) -> Run:
-    try:
-        arm, start = str(run["arm"]), int(run["start"])
-        client, corpus = run["client"], run["corpus"]
-        good: dict[int, list[float]] = {}
-        asked: set[Any] = set()
-        left_out = []
-        for point in [*run["points"], *run["rejected"]]:
-            if point["prompts"] != prompts:
-                continue
-            asked.add((point.get("output_tokens") or {}).get("asked"))
-            concurrency, speed = int(point["concurrency"]), point["output_tok_s"]
-            reasons = list(point["reasons"])
-            if not reasons and not _is_speed(speed):
-                reasons = [{"code": "tokens-unknown", "text": "its tokens were not counted"}]
-            if reasons:
-                left_out.append(
-                    {"arm": arm, "start": start, "concurrency": concurrency, "reasons": reasons}
-                )
-                continue
+def _read(run: Mapping[str, Any], prompts: str) -> Run:
+    arm, start = str(run["arm"]), int(run["start"])
+    client, corpus = run["client"], run["corpus"]
+    good: dict[int, list[float]] = {}
+    asked: set[Any] = set()
+    left_out = []
+    for point in [*run["points"], *run["rejected"]]:
+        if point["prompts"] != prompts:
+            continue
+        asked.add((point.get("output_tokens") or {}).get("asked"))
+        concurrency, speed = int(point["concurrency"]), point["output_tok_s"]
+        reasons = list(point["reasons"])
+        if not reasons and not _is_speed(speed):
+            reasons = [{"code": "tokens-unknown", "text": "its tokens were not counted"}]
+        if reasons:
+            left_out.append(
+                {"arm": arm, "start": start, "concurrency": concurrency, "reasons": reasons}
+            )
+        else:
             good.setdefault(concurrency, []).append(math.log(speed))
-        how = {
-            "host": run["host"],
-            "benchmark client": f"{client['name']} {client['version']}",
-            "prompts (sha256)": corpus["sha256"],
-            "output tokens asked": asked.pop() if len(asked) == 1 else sorted(map(str, asked)),
-        }
-        equal, apart = dict(run["equal"]), dict(run["apart"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise GpuHostError(
-            f"run {number} cannot be read ({type(error).__name__}: {error}): it is not as "
-            "sglang_benchmark returned it; measure it again, or leave it out"
-        ) from error
+    how = {
+        "host": run["host"],
+        "benchmark client": f"{client['name']} {client['version']}",
+        "prompts (sha256)": corpus["sha256"],
+        "output tokens asked": asked.pop() if len(asked) == 1 else sorted(map(str, asked)),
+    }
     logs = {concurrency: fmean(logs) for concurrency, logs in sorted(good.items())}
-    return Run(arm, start, how, equal, apart, logs, left_out)
+    return Run(arm, start, how, dict(run["equal"]), dict(run["apart"]), logs, left_out)
 
 
 def _is_speed(value: object) -> bool:
@@ -161,6 +177,16 @@ def read_load(load: object) -> dict[int, float] | None:
     return {concurrency: share / total for concurrency, share in sorted(shares.items())}
 
 
+def waited_at(runs: Sequence[Run]) -> set[int]:
+    """Return the concurrencies at which a server let requests wait in its queue."""
+    return {
+        point["concurrency"]
+        for run in runs
+        for point in run.left_out
+        if any(reason["code"] in _WAITING for reason in point["reasons"])
+    }
+
+
 def contrast(
     first: Sequence[Run],
     second: Sequence[Run],
@@ -187,11 +213,6 @@ def repeated(first: Sequence[Run], second: Sequence[Run]) -> list[int]:
     return sorted(
         one for one in found if all(len(_values(runs, {one: 1.0})) > 1 for runs in (first, second))
     )
-
-
-def same(run: Run) -> Mapping[str, Any]:
-    """Return all that runs of two arms must share."""
-    return {**run.equal, **run.how}
 
 
 def differences(

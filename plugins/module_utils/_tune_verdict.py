@@ -25,7 +25,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs impor
     read_load,
     read_runs,
     repeated,
-    same,
+    waited_at,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import (
     Ratio,
@@ -94,7 +94,8 @@ def judge(
     baseline: str = "off",
     load: object = None,
     rules: Rules | None = None,
-    prompts: str = "mixed",
+    prompts: str | None = None,
+    may_differ: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the verdict on every arm beside the baseline, and the arm to run.
 
@@ -103,7 +104,8 @@ def judge(
         baseline: arm that the others are compared with.
         load: share of the time by concurrency, `None` when it is not known.
         rules: margin and confidence.
-        prompts: kind of prompts whose points count.
+        prompts: kind of prompts whose points count. By default the only kind, or `mixed`.
+        may_differ: facts of the server that the setting brings with it.
 
     Raises:
         GpuHostError: the runs or the load are not what they should be, or no run is of the
@@ -121,6 +123,15 @@ def judge(
     # A start without a good point has nothing that could be compared.
     arms = {name: [run for run in mine if run.logs] for name, mine in arms.items()}
     variants = [name for name in arms if name != baseline]
+
+    def same(run: Run) -> dict[str, Any]:
+        equal = {key: value for key, value in run.equal.items() if key not in may_differ}
+        return {**equal, **run.how}
+
+    def others(run: Run) -> dict[str, Any]:
+        brought = {key: value for key, value in run.equal.items() if key in may_differ}
+        return {**run.apart, **brought}
+
     unequal = {
         name: differences({baseline: arms[baseline], name: arms[name]}, same) for name in variants
     }
@@ -147,7 +158,7 @@ def judge(
         "points": [point for side in sides.values() for point in side.points],
         "profiles": [profile for side in sides.values() for profile in side.profiles],
         "unequal": [difference for found in unequal.values() for difference in found],
-        "apart": differences(arms, lambda run: run.apart),
+        "apart": differences(arms, others),
         "left_out": [point for run in read for point in run.left_out],
     }
     rivals = [
@@ -199,7 +210,10 @@ def _side(pair: _Pair, load: Mapping[int, float] | None) -> _Side:
             points.append(drawn)
     points.sort(key=lambda point: int(point["concurrency"]))
     profiles = [_profile(pair, name, shares) for name, shares in loads.items()]
-    return _Side(_overall(points, profiles, pair.margin), points, profiles)
+    # There is no speed to judge where a server is full: a load tells whether that matters.
+    full = {one for runs in pair.starts for one in waited_at(runs)}
+    counted = [p for p in points if p["measured"] and p["concurrency"] not in full]
+    return _Side(_overall(counted, profiles, pair.margin), points, profiles)
 
 
 def _point(pair: _Pair, concurrency: int, weights: Mapping[int, float]) -> dict[str, Any]:
@@ -236,10 +250,9 @@ def _profile(pair: _Pair, name: str, load: Mapping[int, float]) -> dict[str, Any
 
 
 def _overall(
-    points: Sequence[Mapping[str, Any]], profiles: Sequence[Mapping[str, Any]], margin: float
+    measured: Sequence[Mapping[str, Any]], profiles: Sequence[Mapping[str, Any]], margin: float
 ) -> str:
     """Return the word for a variant: that of the load, else that of all measured points."""
-    measured = [point for point in points if point["measured"]]
     words = {point["verdict"] for point in measured}
     yours = str(profiles[0]["verdict"]) if profiles[0]["name"] == YOURS else None
     if yours in (KEEP, DROP):
@@ -320,8 +333,12 @@ def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
             f"{_first(keys, ', ')}; make them equal and measure again"
         )
     if result["left_out"]:
-        codes = sorted({reason["code"] for one in result["left_out"] for reason in one["reasons"]})
-        yield f"{len(result['left_out'])} points do not count: {', '.join(codes)}"
+        levels: dict[str, set[int]] = {}
+        for one in result["left_out"]:
+            for reason in one["reasons"]:
+                levels.setdefault(reason["code"], set()).add(one["concurrency"])
+        codes = [f"{code} at C={_at_levels(found)}" for code, found in sorted(levels.items())]
+        yield f"{len(result['left_out'])} points do not count: {'; '.join(codes)}"
 
 
 def _headline(result: Mapping[str, Any]) -> str:
@@ -350,6 +367,10 @@ def _shown(row: Mapping[str, Any], key: str) -> str:
     if row["low"] is None:
         return f"{_change(row[key])} (too few starts for an interval)"
     return f"{_change(row[key])} ({_change(row['low'])} to {_change(row['high'])})"
+
+
+def _at_levels(levels: set[int]) -> str:
+    return ", ".join(map(str, sorted(levels)))
 
 
 def _first(texts: Sequence[str], between_them: str) -> str:

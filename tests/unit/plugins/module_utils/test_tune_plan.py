@@ -216,15 +216,24 @@ def test_a_start_that_failed_is_repeated() -> None:
 def test_what_waits_in_the_queue_is_not_measured_again(code: str) -> None:
     runs = [FIRST[0], run("on", 1, {1: 90.0, 8: 500.0, 32: 800.0}, rejected={128: code})]
     found = plan(runs, ARMS, LONG)
-    assert max(found["concurrencies"]) < 128
-    assert found["max_concurrency"] == 127
+    assert found["concurrencies"] == [1, 8, 16, 32, 64]
+    found = plan(runs, ARMS, LONG, levels=[1, 8, 100, 256])
+    assert (found["concurrencies"], found["skipped"]) == ([1, 8, 100], [256])
+
+
+def test_the_runs_tell_how_many_requests_run_at_once() -> None:
+    apart = {"effective_max_running_requests": 48}
+    runs = [FIRST[0], run("on", 1, {1: 90.0, 8: 500.0, 32: 800.0}, apart=apart)]
+    found = plan(runs, ARMS, LONG, max_concurrency=200)
+    assert found["max_concurrency"] == 48
+    assert found["concurrencies"] == [1, 8, 16, 32, 48]
 
 
 def test_levels_above_the_cap_are_told() -> None:
     found = plan([], ARMS, LONG, levels=[1, 16, 64, 128], max_concurrency=48)
     assert found["concurrencies"] == [1, 16]
     assert found["skipped"] == [64, 128]
-    assert "C=64, 128, as the servers run only 48 requests at once" in found["text"][1]
+    assert "C=64, 128, as requests would wait" in found["text"][1]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +243,7 @@ def test_levels_above_the_cap_are_told() -> None:
         (([], ["on", "on"], LONG), {}, "the arms are on, on"),
         (([run("x", 1, {1: 1.0})], ARMS, LONG), {}, "a run is of the arm x"),
         (([], ARMS, LONG), {"levels": [0, 1]}, "0 is no level"),
-        (([], ARMS, LONG), {"levels": [64], "max_concurrency": 48}, "fewer than the lowest"),
+        (([], ARMS, LONG), {"levels": [64], "max_concurrency": 48}, "even at the lowest level, 64"),
         (([], ARMS, LONG), {"max_concurrency": 0}, "max_concurrency is 0"),
     ],
 )

@@ -184,6 +184,25 @@ def test_answers_of_another_length_are_not_compared() -> None:
     assert found["verdict"] == "not-enough-data"
 
 
+def test_what_a_setting_brings_with_it_may_differ() -> None:
+    on = [
+        run("on", start, {1: 99.0}, equal={"disable_overlap_schedule": True, "model": "m2"})
+        for start in (1, 2)
+    ]
+    runs = [*starts("off", {1: 1.0}), *on]
+    found = judge(runs, may_differ=["disable_overlap_schedule"])
+    assert [one["key"] for one in found["unequal"]] == ["model"]
+    found = judge(runs, may_differ=["disable_overlap_schedule", "model", "host"])
+    assert found["verdict"] == "keep"
+    assert [one["key"] for one in found["apart"]] == [
+        "disable_overlap_schedule",
+        "kv_tokens",
+        "model",
+    ]
+    on[0]["host"] = "gpu2"
+    assert judge(runs, may_differ=["disable_overlap_schedule", "model", "host"])["unequal"]
+
+
 def test_one_start_of_an_arm_that_differs() -> None:
     on = [run("on", 1, {1: 100.0}), run("on", 2, {1: 101.0}, equal={"version": "0.5.22"})]
     found = judge([*starts("off", {1: 1.0}), *on])
@@ -206,8 +225,26 @@ def test_rejected_points_are_left_out_and_listed() -> None:
     assert by[128]["verdict"] == "not-enough-data"
     assert by[128]["starts"] == {"off": 2, "on": 0}
     assert found["keep_at"] == [1, 8]
-    assert found["verdict"] == "not-enough-data"
-    assert "2 points do not count: queued" in found["text"]
+    assert "2 points do not count: queued at C=128" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("code", "load", "verdict"),
+    [
+        ("queued", None, "keep"),
+        ("above-cap", None, "keep"),
+        ("failed-requests", None, "not-enough-data"),
+        ("queued", {8: 0.9, 128: 0.1}, "not-enough-data"),
+    ],
+)
+def test_where_a_server_is_full_only_a_load_matters(
+    code: str, load: dict[int, float] | None, verdict: str
+) -> None:
+    off = {one: OFF[one] for one in (1, 8, 128)}
+    on = {1: 90.0, 8: 500.0}
+    runs = [run("off", 1, off), run("off", 2, off)]
+    runs += [run("on", start, on, rejected={128: code}) for start in (1, 2)]
+    assert judge(runs, load=load)["verdict"] == verdict
 
 
 def test_a_good_point_without_a_figure_does_not_count() -> None:
@@ -240,6 +277,9 @@ def test_other_prompts_do_not_count() -> None:
         one["points"].append(code)
     assert judge(runs)["verdict"] == "keep"
     assert judge(runs, prompts="code")["verdict"] == "tie"
+    for one in runs:
+        del one["points"][0]
+    assert judge(runs)["verdict"] == "tie"
 
 
 def test_the_best_of_three_arms() -> None:
@@ -345,6 +385,7 @@ GOOD = run("off", 1, {1: 60.0})
         ([{**GOOD, "schema": 2}], {}, "run 1 .* schema 1"),
         ([GOOD, GOOD], {}, "start 1 of the arm off is there twice"),
         ([{k: v for k, v in GOOD.items() if k != "equal"}], {}, "run 1 cannot be read .*equal"),
+        ([GOOD, {"schema": 1, "points": [1], "rejected": []}], {}, "run 2 cannot be read"),
         ([GOOD], {"baseline": "of"}, "no run is of the arm of, only of off"),
         ([GOOD], {"prompts": "code"}, "no point is of the prompts code, only of mixed"),
         ([GOOD], {"load": {"x": 1}}, "the load has x: 1"),
