@@ -107,8 +107,8 @@ def test_false_calls(gain: float, arms: int, load: Mapping[int, float] | None) -
     said = Counter(verdict["verdict"] for verdict in verdicts(truth, 4, {}, load))
     print(f"\n{arms} variants, gain {gain}, load {load}:", dict(said))
     assert said["keep"] + said["drop"] + said["depends"] <= 0.05 * TIMES
-    if gain == 1.0 and load:
-        assert said["tie"] > 0.25 * TIMES
+    if gain == 1.0 and load and arms == 1:  # of two variants one is mostly unsettled
+        assert said["tie"] > 0.5 * TIMES
 
 
 def test_a_real_difference_is_seen() -> None:
