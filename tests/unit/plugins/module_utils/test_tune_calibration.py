@@ -26,7 +26,7 @@ Truth = Mapping[str, Mapping[int, float]]
 
 
 def verdicts(
-    truth: Truth, starts: int, noise: Mapping[str, float], load: Mapping[int, float] | None = LOAD
+    truth: Truth, starts: int, noise: Mapping[str, float], load: Mapping[int, float] | None
 ) -> Iterator[dict[str, Any]]:
     """Measure all arms, again and again, and judge."""
     chance = random.Random(20261129)
@@ -68,7 +68,7 @@ def holds(row: Mapping[str, Any], true: float) -> bool:
 )
 def test_intervals(starts: int, noise: float) -> None:
     held: Counter[str] = Counter()
-    for verdict in verdicts({"on": GAINS}, starts, {"on": noise}):
+    for verdict in verdicts({"on": GAINS}, starts, {"on": noise}, LOAD):
         for point in verdict["points"]:
             true = true_gain(GAINS, {point["concurrency"]: 1.0})
             held[f"C={point['concurrency']}"] += holds(point, true)
@@ -84,7 +84,7 @@ def test_three_arms() -> None:
     """With two variants, both intervals hold together as often as one alone would."""
     truth = {"on": GAINS, "adaptive": {one: max(1.0, gain) for one, gain in GAINS.items()}}
     together: Counter[str] = Counter()
-    for verdict in verdicts(truth, 2, {"adaptive": 1.5}):
+    for verdict in verdicts(truth, 2, {"adaptive": 1.5}, LOAD):
         held: dict[str, bool] = {}
         for row in (*verdict["points"], *verdict["profiles"]):
             load = {row["concurrency"]: 1.0} if "concurrency" in row else row["load"]
@@ -112,7 +112,9 @@ def test_false_calls(gain: float, arms: int, load: Mapping[int, float] | None) -
 
 
 def test_a_real_difference_is_seen() -> None:
-    said = Counter(one["verdict"] for one in verdicts({"on": dict.fromkeys(SPEEDS, 1.3)}, 2, {}))
+    said = Counter(
+        one["verdict"] for one in verdicts({"on": dict.fromkeys(SPEEDS, 1.3)}, 2, {}, LOAD)
+    )
     print("\ngain 1.3, one block:", dict(said))
     assert said["keep"] > 0.85 * TIMES
     assert said["drop"] == 0
