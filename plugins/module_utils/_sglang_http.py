@@ -124,6 +124,25 @@ class _Socket:
         return io.BufferedReader(_Incoming(self._connected, self._end))
 
 
+@dataclass(frozen=True)
+class Target:
+    """Where a server is, and what each request to it carries.
+
+    Attributes:
+        host: name or address.
+        port: of TCP.
+        path: that comes before that of an endpoint.
+        headers: with the key.
+        tls: how to speak TLS, `None` for plain HTTP.
+    """
+
+    host: str
+    port: int
+    path: str
+    headers: Mapping[str, str]
+    tls: ssl.SSLContext | None
+
+
 class Client:
     """Asks one server; proxies of the environment are not used, redirects not followed."""
 
@@ -147,6 +166,11 @@ class Client:
             if not validate_certs:
                 self._tls.check_hostname = False
                 self._tls.verify_mode = ssl.CERT_NONE
+
+    @property
+    def target(self) -> Target:
+        """Return where it asks."""
+        return Target(self._host, self._port, self._path, self._headers, self._tls)
 
     def ask(
         self,
