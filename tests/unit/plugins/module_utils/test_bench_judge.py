@@ -1,0 +1,99 @@
+"""Every reason to reject a point, each by the smallest difference from a good one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible_collections.gpuhost.inference.plugins.module_utils._bench_judge import Seen, reasons
+from ansible_collections.gpuhost.inference.plugins.module_utils._bench_stats import (
+    Request,
+    figures,
+)
+from closed_loop import as_sglang, loop
+
+CONCURRENCY = 8
+GOOD = loop(CONCURRENCY, [100] * 64, lambda number: 0.01 + number % 3 / 1000)
+ASKED = {"requests": 64, "output_tokens": 100}
+SEEN = Seen(cap=24, queued=(0.0, 1.0, 0.0), retracted=0, tokens=6400.0, clocks=())
+
+
+def judge(
+    requests: list[Request] = GOOD,
+    seen: Seen = SEEN,
+    duration: float | None = None,
+    asked: dict[str, int] = ASKED,
+    concurrency: int = CONCURRENCY,
+) -> dict[str, str]:
+    point, part = figures(requests, concurrency, duration)
+    return {one["code"]: one["text"] for one in reasons(requests, point, part, asked, seen)}
+
+
+def changed(number: int, **values: Any) -> list[Request]:
+    return [replace(one, **values) if at == number else one for at, one in enumerate(GOOD)]
+
+
+def test_a_good_point_has_no_reason() -> None:
+    assert judge() == {}
+    assert judge(as_sglang(GOOD)) == {}
+    assert judge(seen=Seen()) == {}  # of a server that tells nothing
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "failed-requests": (
+        {"requests": changed(40, error="503: full"), "seen": replace(SEEN, tokens=None)},
+        "1 of 64 requests failed, the first with: 503: full",
+    ),
+    "too-few-requests": ({"asked": {**ASKED, "requests": 65}}, "64 of 65 requests were sent"),
+    "short-output": (
+        {"requests": changed(40, tokens=99)},
+        "1 of 64 answers are shorter than 100 tokens (the shortest 99)",
+    ),
+    "unsaturated": (
+        {"requests": as_sglang(GOOD), "duration": 12.0},
+        "of 8 requests were in flight",
+    ),
+    "unsteady": (
+        {"requests": loop(CONCURRENCY, [100] * 64, lambda number: 0.01 if number < 36 else 0.02)},
+        "varies by",
+    ),
+    "throttled": (
+        {"seen": replace(SEEN, clocks=("power brake",))},
+        "the GPUs were slowed down (power brake)",
+    ),
+    "queued": (
+        {"seen": replace(SEEN, queued=(2.0, 0.0, 3.0, 4.0))},
+        "mostly 3 of 8 requests waited",
+    ),
+    "above-cap": ({"seen": replace(SEEN, cap=7)}, "runs 7 requests at once and 8 were sent"),
+    "no-window": ({"concurrency": 64}, "ask for 256"),
+    "tokens-unknown": (
+        {"requests": changed(40, tokens=None)},
+        "no token count for 1 of 64 requests",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_reason(code: str) -> None:
+    given, text = CASES[code]
+    found = judge(**given)
+    assert set(found) - {"above-cap" if code == "no-window" else ""} == {code}
+    assert text in found[code]
+    assert ": " in found[code]  # what is wrong, and the next step
+
+
+def test_requests_thrown_back_are_a_queue() -> None:
+    found = judge(seen=replace(SEEN, queued=(0.0,), retracted=3))
+    assert "3 were thrown back" in found["queued"]
+
+
+def test_load_of_others_shows_in_the_servers_count() -> None:
+    assert judge(seen=replace(SEEN, tokens=6400 * 1.02)) == {}
+    found = judge(seen=replace(SEEN, tokens=9000.0))
+    assert "generated 9000 tokens, the client counted 6400" in found["tokens-unknown"]
+
+
+def test_a_pause_between_two_looks_is_no_queue() -> None:
+    assert judge(seen=replace(SEEN, queued=(0.0, 8.0, 0.0))) == {}
