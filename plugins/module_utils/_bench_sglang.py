@@ -125,11 +125,17 @@ def choose(
         return Tool("own", OWN.version, reason)
     package = find_package(python, None, host)
     version = package_version(package, host)
-    rust_fault = _rust_fault(str(python), package, host, run)
-    module, python_fault = _serving(package, host)
+    rust_fault = None if wanted == "python" else _rust_fault(str(python), package, host, run)
     if wanted in ("auto", "rust") and rust_fault is None:
         reason = f"SGLang {version} has it"
         return Tool("rust", version, reason, str(python), f"{package}/{_RUST_FOLDER}")
+    module, python_fault = _serving(package, host)
+    if (
+        wanted != "rust"
+        and python_fault is None
+        and not _works(run, _LOADING, python, "-c", f"import {module}")
+    ):
+        python_fault = f"its Python client cannot be imported by {python}"
     if wanted in ("auto", "python") and python_fault is None:
         reason = f"SGLang {version} has it" + (f"; {rust_fault}" if wanted == "auto" else "")
         return Tool("python", version, reason, str(python), module)
@@ -143,12 +149,18 @@ def _rust_fault(python: str, package: str, host: Reader, run: Runner) -> str | N
     folder = f"{package}/{_RUST_FOLDER}"
     if not any(name.startswith("_bench.") for name in host.names(folder)):
         return "it has no Rust client (before 0.5.22)"
-    try:
-        for _block in run([python, "-c", _PROBE, folder], 30):
-            pass
-    except GpuHostError:
+    if not _works(run, 30, python, "-c", _PROBE, folder):
         return f"its Rust client cannot be loaded by {python}"
     return None
+
+
+def _works(run: Runner, seconds: float, *words: str | None) -> bool:
+    try:
+        for _block in run(words, seconds):
+            pass
+    except GpuHostError:
+        return False
+    return True
 
 
 def _serving(package: str, host: Reader) -> tuple[str, str | None]:

@@ -88,7 +88,7 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("kinds", [[], ["poems"]])
 def test_no_such_kind(kinds: list[str]) -> None:
-    with pytest.raises(GpuHostError, match="kinds: .* choose from code, chat, reasoning, long"):
+    with pytest.raises(GpuHostError, match=r"kinds: .* choose from code, chat, reasoning, long"):
         built_in(kinds)
 
 
