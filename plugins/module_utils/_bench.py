@@ -429,6 +429,8 @@ def summarise(
     seen = _bench_judge.Seen(
         server.cap,
         tuple(watch.gauges("num_queue_reqs", looks)),
+        usage["running_max"],
+        usage["kv_use_max"],
         usage["retracted"],
         watch.delta("generation_tokens_total"),
         None if watch.clocks is None else tuple(sorted(watch.clocks)),

@@ -32,8 +32,8 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http imp
 )
 
 _ANSWER = 10.0  # seconds that an answer about the server may take
-_LOOK = 1.0  # between two looks at its metrics
-_CLOCKS = 5  # looks at its metrics for each at the clocks
+_LOOK = 0.5  # between two looks at its metrics
+_CLOCKS = 10  # looks at its metrics for each at the clocks
 _IDLE = 60.0  # seconds until requests that others left behind must have ended
 
 # Arguments that change the speed of one arm alone make a comparison worthless. `resolved` values:

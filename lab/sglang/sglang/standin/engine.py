@@ -7,12 +7,13 @@
 One step of a batch of b requests takes, in milliseconds,
 
     without speculation   12 + 0.6 b
-    with it               12 + 0.6 b + 2.1 steps + 0.25 b draft_tokens
+    with it               12 + 0.6 b + 2.1 steps + 0.4 b draft_tokens
 
 and gives each request one token, or one more for each draft token accepted in a row. So MTP wins
 while b is small and loses when the verification of all drafts costs more than it saves; the slots
 that it takes from the state cache (`model.plan`) come on top. The numbers are fitted to public
-figures for this model on four cards of this kind; they hold for no other.
+figures for this model on four cards of this kind; they hold for no other. `truth` tells the rates
+that follow.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from sglang.standin.process import log
 from sglang.standin.text import Dice
 
-STEP_MS, REQUEST_MS, DRAFT_STEP_MS, VERIFY_MS = 12.0, 0.6, 2.1, 0.25
+STEP_MS, REQUEST_MS, DRAFT_STEP_MS, VERIFY_MS = 12.0, 0.6, 2.1, 0.4
 PREFILL_MS, PREFILL_TOKENS_PER_MS = 8.0, 6.0
 
 

@@ -16,7 +16,16 @@ from closed_loop import as_sglang, loop
 CONCURRENCY = 8
 GOOD = loop(CONCURRENCY, [100] * 64, lambda number: 0.01 + number % 3 / 1000)
 ASKED = {"requests": 64, "output_tokens": 100}
-SEEN = Seen(cap=24, queued=(0.0, 1.0, 0.0), retracted=0, tokens=6400.0, clocks=())
+SEEN = Seen(
+    cap=24,
+    queued=(0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
+    running=8.0,
+    kv_use=0.5,
+    retracted=0,
+    tokens=6400.0,
+    clocks=(),
+)
+WAITING = (2.0, 0.0, 3.0, 4.0, 3.0)
 
 
 def judge(
@@ -63,7 +72,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "the GPUs were slowed down (power brake)",
     ),
     "queued": (
-        {"seen": replace(SEEN, queued=(2.0, 0.0, 3.0, 4.0))},
+        {"seen": replace(SEEN, queued=WAITING, kv_use=0.97)},
         "mostly 3 of 8 requests waited",
     ),
     "above-cap": ({"seen": replace(SEEN, cap=7)}, "runs 7 requests at once and 8 were sent"),
@@ -95,5 +104,24 @@ def test_load_of_others_shows_in_the_servers_count() -> None:
     assert "generated 9000 tokens, the client counted 6400" in found["tokens-unknown"]
 
 
-def test_a_pause_between_two_looks_is_no_queue() -> None:
-    assert judge(seen=replace(SEEN, queued=(0.0, 8.0, 0.0))) == {}
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"queued": (0.0, 8.0, 0.0, 8.0, 0.0)},  # moments
+        {"queued": (8.0, 8.0)},  # too few looks to tell
+        {"queued": WAITING, "kv_use": 0.5},  # for their prefill
+        {"queued": WAITING, "kv_use": None},
+        {"queued": WAITING, "cap": None, "running": 8.0},
+        {"queued": WAITING, "cap": None, "running": None},
+    ],
+)
+def test_what_waits_for_its_turn_is_served(values: dict[str, Any]) -> None:
+    assert (
+        judge(seen=replace(SEEN, **{"kv_use": 0.97, **values} if len(values) == 1 else values))
+        == {}
+    )
+
+
+def test_a_server_that_runs_fewer_and_does_not_say_how_many() -> None:
+    found = judge(seen=replace(SEEN, queued=WAITING, cap=None, running=5.0))
+    assert "mostly 3 of 8 requests waited" in found["queued"]
