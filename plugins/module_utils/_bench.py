@@ -172,7 +172,7 @@ def open_book(folder: str, question: Question, server: Server, tool: Tool) -> Bo
     Raises:
         GpuHostError: it cannot be read, or is none of ours.
     """
-    if not folder.startswith("/"):
+    if not re.match("/[^/]", folder):
         raise GpuHostError(f"results {folder!r} must be an absolute path, as /var/lib/gpuhost/tune")
     path = f"{folder.rstrip('/')}/{question.arm}-{question.start}.json"
     file = read_file(_ROOT, path)

@@ -172,13 +172,13 @@ def read_gpus(run: Callable[..., str] = _command.run) -> dict[str, Any]:
     return {"gpus": ", ".join(kinds) or None, "power_limit_w": ", ".join(limits) or None}
 
 
-def flush(client: Client, wait: float = _IDLE) -> None:
+def flush(client: Client) -> None:
     """Empty the prefix cache, which also begins a new average of the accept length.
 
     Raises:
         GpuHostError: it is not idle, or cannot.
     """
-    end = time.monotonic() + wait
+    end = time.monotonic() + _IDLE
     while True:
         reply = client.ask("/flush_cache", _ANSWER, {})
         if reply.status == 200:
@@ -191,9 +191,9 @@ def flush(client: Client, wait: float = _IDLE) -> None:
         if time.monotonic() > end:
             raise GpuHostError(
                 f"{client.url} is not idle ({reply.status or reply.failure} from /flush_cache for "
-                f"{wait:g} s): let nobody else use it while it is measured"
+                f"{_IDLE:g} s): let nobody else use it while it is measured"
             )
-        time.sleep(min(1.0, wait))
+        time.sleep(min(1.0, _IDLE))
 
 
 @dataclass(frozen=True)
@@ -275,14 +275,14 @@ def _start(looks: Sequence[Look], duration: float) -> float | None:
 
 
 @contextmanager
-def watching(client: Client, every: float = _LOOK) -> Iterator[Watch]:
+def watching(client: Client) -> Iterator[Watch]:
     """Look at metrics and clocks from a thread while the caller sends requests."""
     seen = Watch(before=look(client), looks=[], clocks=read_clocks())
     over = threading.Event()
 
     def go() -> None:
         turns = 0
-        while not over.wait(every):
+        while not over.wait(_LOOK):
             turns += 1
             one = look(client) if seen.before is not None else None
             if one is not None and seen.looks is not None:
