@@ -45,6 +45,7 @@ bench: tools ## benchmarks (running lab, generated logs, SGLang's releases), int
 	python benchmarks/run.py
 	python benchmarks/health_log.py
 	python benchmarks/sglang_flags.py
+	python benchmarks/clients.py
 
 fuzz: tools ## search for bytes that break the reading of kernel logs (FOR=seconds)
 	pip install --quiet --disable-pip-version-check atheris==3.0.0
