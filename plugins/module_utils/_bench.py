@@ -359,8 +359,11 @@ def _point(bench: Bench, question: Question, concurrency: int) -> dict[str, Any]
         began: float | None = None
         duration: float | None = None
         if bench.tool.name == "own":
-            began = time.monotonic()
+            began, before = time.monotonic(), _bench_client.occupied()
             found = _bench_client.run(bench.client.target, load)
+            after, took = _bench_client.occupied(), time.monotonic() - began
+            if before is not None and after is not None:
+                watch.client = (after - before) / took
         else:
             tokenizer = bench.server.tokenizer
             if tokenizer is None:
@@ -434,6 +437,7 @@ def summarise(
         usage["retracted"],
         watch.delta("generation_tokens_total"),
         None if watch.clocks is None else tuple(sorted(watch.clocks)),
+        watch.client,
     )
     asked = {
         "requests": question.requests_at(concurrency),

@@ -17,6 +17,7 @@ import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._bench_stats import Request
@@ -65,6 +66,19 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+
+def occupied() -> float | None:
+    """Return the seconds that this thread has computed, or waited for a processor, in all.
+
+    The kernel counts both (`/proc/PID/schedstat`, `sched-stats.rst`); `None` where it does not.
+    """
+    try:
+        text = Path("/proc/thread-self/schedstat").read_text(encoding="ascii")
+        computed, waited = text.split()[:2]
+        return (int(computed) + int(waited)) / 1e9
+    except (OSError, ValueError):
+        return None
 
 
 def run(target: Target, load: Load) -> list[Request]:

@@ -229,6 +229,8 @@ class Watch:
         after: the counters after the last request.
         clocks: why GPUs were slowed down, `None` when that cannot be read.
         length: mean tokens of a verification, `None` without one.
+        client: share of the time that our client computed or waited for a processor, `None` when
+            that is not known.
     """
 
     before: Look | None = None
@@ -236,6 +238,7 @@ class Watch:
     looks: list[Look] | None = None
     clocks: set[str] | None = None
     length: float | None = None
+    client: float | None = None
 
     def delta(self, name: str) -> float | None:
         """Return by how much a counter grew, `None` when it cannot be told."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,24 @@ def test_the_constructed_host_has_the_users_it_should(
         1000 + at for at in range(0, 120, 20)
     ]
     assert {text for gpu in gpus for text in gpu.users_unknown} == set()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the server with")
+def test_the_server_for_clients_has_the_pace_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for requests that follow one another on a connection, and of every length."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = runpy.run_path(str(BENCHMARKS / "clients.py"))
+    program = tmp_path / "stub"
+    source = str(BENCHMARKS / "stub_server.c")
+    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
+    case = bench["Case"](4, 10_000, 16, 30)
+    assert case.true == pytest.approx(4 * 30 / 0.29)
+    found, pieces = bench["measure"](program, case, bench["own"])
+    assert pieces == 16 * 30
+    assert found.tpot == pytest.approx(1, rel=0.05)
+    assert found.share == pytest.approx(1, rel=0.1)
 
 
 def test_the_constructed_log_has_the_hits_it_should(

@@ -7,7 +7,11 @@ import time
 from typing import Any
 
 import pytest
-from ansible_collections.gpuhost.inference.plugins.module_utils._bench_client import Load, run
+from ansible_collections.gpuhost.inference.plugins.module_utils._bench_client import (
+    Load,
+    occupied,
+    run,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._bench_stats import (
     Request,
     figures,
@@ -165,6 +169,17 @@ def test_what_has_not_ended_in_time_has_failed() -> None:
     errors = [one.error for one in found]
     assert errors[:2] == [None, None]
     assert errors[-1] == "no end within 1 s"
+
+
+def test_time_that_is_spent_is_known_here() -> None:
+    before = occupied()
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    after = occupied()
+    assert before is not None
+    assert after is not None
+    assert after - before > 0.09
 
 
 def test_garbage_is_collected_again_afterwards() -> None:

@@ -122,6 +122,12 @@ def test_what_waits_for_its_turn_is_served(values: dict[str, Any]) -> None:
     )
 
 
+def test_a_client_that_has_no_time_left() -> None:
+    assert judge(seen=replace(SEEN, client=0.8)) == {}
+    found = judge(seen=replace(SEEN, client=0.97))
+    assert "the client computed, or waited for a processor, 97% of the time" in found["unsaturated"]
+
+
 def test_a_server_that_runs_fewer_and_does_not_say_how_many() -> None:
     found = judge(seen=replace(SEEN, queued=WAITING, cap=None, running=5.0))
     assert "mostly 3 of 8 requests waited" in found["queued"]

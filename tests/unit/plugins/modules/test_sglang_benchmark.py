@@ -88,6 +88,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     # answers of 20 ms waver with whatever else the machine does
     monkeypatch.setattr(_bench_judge, "wavers", lambda _requests: None)
     monkeypatch.setattr(_bench_judge, "SATURATED", 0.5)
+    monkeypatch.setattr(_bench_judge, "OCCUPIED", 2.0)
 
 
 @pytest.fixture
