@@ -4,7 +4,8 @@ Usage: clients.py [ROUNDS]. Writes a section of results.md; nothing is asserted.
 stub_server.c, which needs a C compiler. SGLang's Python client needs `make test-sglang` to have
 installed SGLang into .build/real-sglang (or SGLANG_PYTHON to name an interpreter with it); its Rust
 client comes from there, or out of the wheel on PyPI for a Python 3.12. What is not there is left
-out, loudly.
+out, loudly. On a busy computer give it priority, which the results then tell:
+`setsid sh -c 'echo -12 >/proc/self/autogroup; exec python benchmarks/clients.py'`.
 """
 
 from __future__ import annotations
@@ -216,6 +217,13 @@ def rows(program: Path, senders: dict[str, Send], rounds: int) -> list[str]:
     return [*table, "", f"Processor time to start and send four short requests: {costs}."]
 
 
+def priority() -> str:
+    """Tell how this process ranks among other work: `autogroup` of proc(5), sched(7)."""
+    path = Path("/proc/self/autogroup")
+    nice = path.read_text(encoding="ascii").split()[-1] if path.exists() else "0"
+    return "other work" if nice == "0" else f"other work, before which it goes (nice {nice})"
+
+
 def main(rounds: int = 2) -> None:
     """Build the server, find the clients, measure, and write the section."""
     compiler = shutil.which("cc")
@@ -241,8 +249,9 @@ def main(rounds: int = 2) -> None:
         "Load generators",
         [
             "Against a server that sends each token at a known moment. Rates are those of the full",
-            f"part, as the module computes them; the best of {rounds} rounds, in turns, on",
-            f"{machine()}. The server and other work share these cores.",
+            f"part, as the module computes them; the best of {rounds} round(s), in turns, on",
+            f"{machine()}, shared with the server and",
+            f"{priority()}.",
             "",
             *table,
         ],
