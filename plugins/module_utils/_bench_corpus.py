@@ -200,7 +200,7 @@ def _reasoning(dice: _Dice) -> str:
         d=dice.number(3, 11),
         **numbers,
     )
-    return f"{puzzle} {dice.one(texts.REASONING_TASKS)}"
+    return f"Solve this. {puzzle} {dice.one(texts.REASONING_TASKS)}"
 
 
 def _long(dice: _Dice) -> str:
@@ -218,23 +218,55 @@ def _document(dice: _Dice, characters: int) -> str:
     size = number = 0
     while size < characters:
         number += 1
-        team, place = dice.one(texts.TEAMS), dice.one(texts.PLACES)
-        heading = f"{dice.one(texts.HEADINGS)} {number}, {place}, {team} team"
-        lines = [heading]
-        length = len(heading) + 2
-        for _sentence in range(dice.number(5, 14)):
-            sentence = dice.one(texts.SENTENCES).format(
-                who=dice.one(texts.PEOPLE),
-                team=dice.one(texts.TEAMS),
-                part=dice.one(texts.PARTS),
-                place=dice.one(texts.PLACES),
-                n=dice.number(2, 90),
-                m=dice.number(11, 97),
-            )
-            lines.append(sentence)
-            length += len(sentence) + 1
-            if size + length >= characters:
+        heading = f"{dice.one(texts.HEADINGS)} {number}, {dice.one(texts.PLACES)}"
+        lines = dice.one(_SECTIONS)(dice)
+        kept = [f"{heading}, {dice.one(texts.TEAMS)} team"]
+        for line in lines:
+            kept.append(line)
+            if size + sum(map(len, kept)) + len(kept) >= characters:
                 break
-        parts.append(f"{lines[0]}\n{' '.join(lines[1:])}")
-        size += length
+        parts.append("\n".join(kept))
+        size += len(parts[-1]) + 2
     return "\n\n".join(parts) + "\n"
+
+
+def _report(dice: _Dice) -> list[str]:
+    """Return sentences, none of one form twice."""
+    forms = list(texts.SENTENCES)
+    chosen = [forms.pop(dice.number(0, len(forms) - 1)) for _ in range(dice.number(5, 14))]
+    return [_filled(dice, form) for form in chosen]
+
+
+def _talk(dice: _Dice) -> list[str]:
+    """Return what people said to one another."""
+    speakers = [dice.one(texts.PEOPLE) for _ in range(3)]
+    forms = list(texts.REMARKS)
+    chosen = [forms.pop(dice.number(0, len(forms) - 1)) for _ in range(dice.number(4, 9))]
+    return [f"{dice.one(speakers)}: {_filled(dice, form)}" for form in chosen]
+
+
+def _readings(dice: _Dice) -> list[str]:
+    """Return lines of a record."""
+    part, clock = dice.one(texts.PARTS), dice.number(0, 1200)
+    lines = []
+    for _line in range(dice.number(6, 16)):
+        clock = (clock + dice.number(3, 59)) % 1440
+        lines.append(
+            f"{clock // 60:02}:{clock % 60:02} {part}: {dice.number(10, 999) / 10} units, "
+            f"{dice.one(texts.EVENTS)} ({dice.one(texts.PEOPLE)})"
+        )
+    return lines
+
+
+_SECTIONS = (_report, _report, _talk, _readings)
+
+
+def _filled(dice: _Dice, form: str) -> str:
+    return form.format(
+        who=dice.one(texts.PEOPLE),
+        team=dice.one(texts.TEAMS),
+        part=dice.one(texts.PARTS),
+        place=dice.one(texts.PLACES),
+        n=dice.number(2, 90),
+        m=dice.number(11, 97),
+    )

@@ -263,6 +263,27 @@ SENTENCES = (
     "The insurance covers the {part} only while somebody of the {team} team is in {place}.",
     "Between two tests of the {part}, {who} let {n} minutes pass, as the manual demands.",
 )
+REMARKS = (
+    "I still do not see why the {part} has to be in {place}.",
+    "Because {who} promised it to the {team} team, that is why.",
+    "Give me {n} days and one more pair of hands, and the {part} runs.",
+    "We tried that in {place}; after {n} hours the {part} was hot enough to fry an egg.",
+    "Then write down what you measured, and not what you expected.",
+    "Has anybody asked {who}? The last report is {n} weeks old.",
+    "If {m} percent is normal, I would like to see what you call a fault.",
+    "The {team} team will say no, as they did about the {part}.",
+    "Nobody from {place} has called back since the delivery.",
+    "I would start with the {part}; everything else can wait until spring.",
+    "That costs more than a new one, and {who} knows it.",
+    "Let us put it to a vote, but only after the visit to {place}.",
+    "You cannot blame the {part} for a wrong address.",
+    "Fine, but then {who} signs for it.",
+)
+EVENTS = (
+    *("no change", "door opened", "alarm acknowledged", "filter cleaned", "restarted by hand"),
+    *("value doubted, read again", "sensor exchanged", "shift handed over", "noise heard"),
+    *("pressure low", "back to normal", "left unattended", "test run", "supplier called"),
+)
 TEAMS = (
     *("storage", "logistics", "night", "network", "quality", "purchasing", "field", "archive"),
     *("safety", "harbour", "billing", "research", "training", "energy", "transport", "press"),

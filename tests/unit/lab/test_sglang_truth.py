@@ -138,6 +138,20 @@ def true_rate(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, in
     return rate
 
 
+@pytest.mark.parametrize("kind", ["code", "chat", "reasoning", "long"])
+@pytest.mark.parametrize("context", [None, 8000])
+def test_the_stand_in_knows_the_kinds(
+    kind: str, context: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its acceptance would be that of another kind, and that of one repeated word the best."""
+    monkeypatch.syspath_prepend(str(LAB))
+    text = importlib.import_module("sglang.standin.text")
+    found = {text.kind_of(prompt) for prompt in prompts(built_in([kind]), 60, "1", context)}
+    assert found <= (
+        {"chat", "reasoning"} if kind == "long" else {kind} | ({"reasoning"} if context else set())
+    )
+
+
 def at(run: dict[str, Any], concurrency: int) -> dict[str, Any]:
     (point,) = [
         one for one in (*run["points"], *run["rejected"]) if one["concurrency"] == concurrency
