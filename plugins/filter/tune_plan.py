@@ -59,7 +59,7 @@ options:
     default: []
   max_concurrency:
     description:
-      - Requests that the servers run at once, in the arm that runs fewest
+      - Requests that the servers run at once, in the arm that runs most
         (C(effective_max_running_requests) of M(gpuhost.inference.sglang_info)). The runs tell it
         for the arms that were started.
     type: int

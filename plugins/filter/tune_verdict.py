@@ -101,7 +101,7 @@ _value:
           concurrencies and loses at others.
       type: str
     keep_at:
-      description: Measured concurrencies at which the variant surely gains.
+      description: Concurrencies at which the variant surely gains.
       type: list
       elements: int
     drop_at:
@@ -141,8 +141,15 @@ _value:
           description: V(keep), V(drop), V(tie) or V(not-enough-data).
           type: str
         measured:
-          description: Whether it was measured, not drawn between two measured ones.
+          description: Whether both arms were measured there.
           type: bool
+        held:
+          description:
+            - Arms that run fewer requests at once, so that their speed at that limit
+              (C(effective_max_running_requests)) stands for this concurrency. Where there is none
+              and it was not measured either, it is drawn between two measured ones.
+          type: list
+          elements: str
     profiles:
       description:
         - The load (V(yours)), and three that stand for a single user (1 request at once), a team (8

@@ -24,6 +24,7 @@ from typing import Any
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs import (
     Run,
+    hold,
     read_load,
     read_runs,
     waited_at,
@@ -87,8 +88,8 @@ def plan(
         arms: names of all arms, the baseline first.
         budget: time that is left and what is spent on what.
         levels: concurrencies to choose from; by default the powers of two up to 128.
-        max_concurrency: requests that the servers run at once, in the arm that runs fewest. The
-            runs tell it for the arms that were started.
+        max_concurrency: requests that the servers run at once, in the arm that runs most. The runs
+            tell it for the arms that were started.
         load: share of the time by concurrency, `None` when it is not known.
         prompts: kind of prompts whose points count. By default the only kind, or `mixed`.
 
@@ -97,7 +98,7 @@ def plan(
     """
     if len(set(arms)) != len(arms) or len(arms) < 2:
         raise GpuHostError(f"the arms are {', '.join(arms)}: name two or more, the baseline first")
-    shares, read = read_load(load), read_runs(runs, prompts)
+    shares, read = read_load(load), hold(read_runs(runs, prompts))
     strange = sorted({run.arm for run in read} - set(arms))
     if strange:
         raise GpuHostError(f"a run is of the arm {strange[0]}, not among the arms: name it too")
@@ -139,11 +140,14 @@ def plan(
 
 
 def _cap(runs: Sequence[Run], asked: int | None) -> int | None:
-    """Return how many requests the servers run at once, in the arm that runs fewest."""
+    """Return up to which concurrency there is something to measure.
+
+    A server that runs fewer requests at once is measured up to its own limit, see `hold`.
+    """
     if asked is not None and asked < 1:
         raise GpuHostError(f"max_concurrency is {asked}: a server runs one request or more")
-    told = [run.apart.get("effective_max_running_requests") for run in runs]
-    return min([one for one in (asked, *told) if isinstance(one, int)], default=None)
+    told = [run.cap for run in runs if run.cap is not None]
+    return min([one for one in (asked, max(told, default=None)) if one is not None], default=None)
 
 
 def choose_from(

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -38,6 +38,8 @@ class Run:
         apart: facts that differ on purpose or are only reported.
         logs: natural logarithm of the output tokens per second, by concurrency.
         left_out: points that do not count, with their reasons.
+        cap: requests that the server runs at once, `None` when it does not tell.
+        held: concurrencies above the cap, for which the speed at the cap stands.
     """
 
     arm: str
@@ -47,6 +49,8 @@ class Run:
     apart: Mapping[str, Any]
     logs: Mapping[int, float]
     left_out: Sequence[Mapping[str, Any]]
+    cap: int | None = None
+    held: frozenset[int] = frozenset()
 
 
 def read_runs(runs: object, prompts: str | None = None) -> list[Run]:
@@ -138,7 +142,33 @@ def _read(run: Mapping[str, Any], prompts: str) -> Run:
         "output tokens asked": asked.pop() if len(asked) == 1 else sorted(map(str, asked)),
     }
     logs = {concurrency: fmean(logs) for concurrency, logs in sorted(good.items())}
-    return Run(arm, start, how, dict(run["equal"]), dict(run["apart"]), logs, left_out)
+    equal, apart = dict(run["equal"]), dict(run["apart"])
+    told = apart.get("effective_max_running_requests")
+    cap = told if isinstance(told, int) and told > 0 else None
+    return Run(arm, start, how, equal, apart, logs, left_out, cap)
+
+
+def hold(runs: Sequence[Run], levels: Iterable[int] = ()) -> list[Run]:
+    """Return the runs, each with the speed at its cap for all concurrencies above it.
+
+    A server that always has others waiting is as fast for any number of clients as for those that
+    it runs at once: only they wait longer. So a start that was measured at its cap can be compared
+    where another arm runs more.
+
+    Args:
+        runs: as they were read.
+        levels: concurrencies of interest, beside those that any run has.
+    """
+    wanted = {*levels, *(concurrency for run in runs for concurrency in run.logs)}
+    return [_held(run, wanted) for run in runs]
+
+
+def _held(run: Run, wanted: Collection[int]) -> Run:
+    if run.cap is None or run.cap not in run.logs:
+        return run
+    above = frozenset(one for one in wanted if one > run.cap)
+    logs = {one: log for one, log in run.logs.items() if one not in above}
+    return replace(run, logs={**logs, **dict.fromkeys(sorted(above), logs[run.cap])}, held=above)
 
 
 def _is_speed(value: object) -> bool:

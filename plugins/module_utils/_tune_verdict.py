@@ -22,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs impor
     Run,
     contrast,
     differences,
+    hold,
     read_load,
     read_runs,
     repeated,
@@ -111,7 +112,9 @@ def judge(
         GpuHostError: the runs or the load are not what they should be, or no run is of the
             baseline.
     """
-    rules, shares, read = rules or Rules(), read_load(load), read_runs(runs, prompts)
+    rules, shares = rules or Rules(), read_load(load)
+    loads = {**({YOURS: shares} if shares else {}), **PROFILES}
+    read = hold(read_runs(runs, prompts), {one for some in loads.values() for one in some})
     arms = {
         name: [run for run in read if run.arm == name] for name in sorted({r.arm for r in read})
     }
@@ -142,7 +145,7 @@ def judge(
         for name in variants
         if not unequal[name]
     }
-    sides = {name: _side(pair, shares) for name, pair in pairs.items()}
+    sides = {name: _side(pair, loads) for name, pair in pairs.items()}
     best = min(sides, key=lambda name: _order(sides[name]), default=None)
     chosen = _Side(UNKNOWN, (), ()) if best is None else sides[best]
     result = {
@@ -193,8 +196,7 @@ class _Side:
     profiles: Sequence[Mapping[str, Any]]
 
 
-def _side(pair: _Pair, load: Mapping[int, float] | None) -> _Side:
-    loads = {**({YOURS: load} if load else {}), **PROFILES}
+def _side(pair: _Pair, loads: Mapping[str, Mapping[int, float]]) -> _Side:
     measured = {one for runs in pair.starts for run in runs for one in run.logs}
     wanted = {one for shares in loads.values() for one in shares}
     points = [_point(pair, one, {one: 1.0}) for one in sorted(measured)]
@@ -202,7 +204,7 @@ def _side(pair: _Pair, load: Mapping[int, float] | None) -> _Side:
     for concurrency in wanted - measured:
         near = between(concurrency, repeated(*pair.starts))
         if near is not None:
-            drawn = {**_point(pair, concurrency, near), "measured": False}
+            drawn = {**_point(pair, concurrency, near), "measured": False, "held": []}
             # Public tables are off their lines by 10 % (root mean square), of which the interval
             # knows nothing. Between neighbours that say the same, the sign holds in 65 of 68.
             if any(words[one] != drawn["verdict"] for one in near):
@@ -212,12 +214,17 @@ def _side(pair: _Pair, load: Mapping[int, float] | None) -> _Side:
     profiles = [_profile(pair, name, shares) for name, shares in loads.items()]
     # There is no speed to judge where a server is full: a load tells whether that matters.
     full = {one for runs in pair.starts for one in waited_at(runs)}
-    counted = [p for p in points if p["measured"] and p["concurrency"] not in full]
+    counted = [p for p in points if _known(p) and p["concurrency"] not in full]
     return _Side(_overall(counted, profiles, pair.margin), points, profiles)
 
 
 def _point(pair: _Pair, concurrency: int, weights: Mapping[int, float]) -> dict[str, Any]:
     ratio = pair.ratio(weights)
+    held = [
+        name
+        for name, runs in zip(pair.names, pair.starts)
+        if any(concurrency in run.held for run in runs)
+    ]
     return {
         "arm": pair.names[1],
         "concurrency": concurrency,
@@ -226,12 +233,14 @@ def _point(pair: _Pair, concurrency: int, weights: Mapping[int, float]) -> dict[
         "high": ratio.high,
         "starts": dict(zip(pair.names, ratio.starts)),
         "verdict": word_for(ratio, pair.margin),
-        "measured": True,
+        "measured": not held,
+        "held": held,
     }
 
 
 def _profile(pair: _Pair, name: str, load: Mapping[int, float]) -> dict[str, Any]:
     grid = repeated(*pair.starts)
+    held = {one for runs in pair.starts for run in runs for one in run.held}
     weights, covered = spread(load, grid)
     ratio = Ratio(None, None, None, (0, 0))
     if covered >= 1 - _OUTSIDE:
@@ -240,13 +249,18 @@ def _profile(pair: _Pair, name: str, load: Mapping[int, float]) -> dict[str, Any
         "name": name,
         "load": {str(concurrency): share for concurrency, share in load.items()},
         "covered": covered,
-        "measured": sum(share for concurrency, share in load.items() if concurrency in grid),
+        "measured": sum(share for one, share in load.items() if one in grid and one not in held),
         "arm": pair.names[1],
         "gain": ratio.value,
         "low": ratio.low,
         "high": ratio.high,
         "verdict": word_for(ratio, pair.margin),
     }
+
+
+def _known(point: Mapping[str, Any]) -> bool:
+    """Whether it was measured in both arms, at this concurrency or at the cap below it."""
+    return bool(point["measured"] or point["held"])
 
 
 def _overall(
@@ -273,9 +287,7 @@ def _overall(
 
 def _at(side: _Side, word: str) -> list[int]:
     return [
-        point["concurrency"]
-        for point in side.points
-        if point["measured"] and point["verdict"] == word
+        point["concurrency"] for point in side.points if _known(point) and point["verdict"] == word
     ]
 
 
@@ -317,15 +329,18 @@ def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
         yield (
             f"load {profile['name']} (C {_first(load, ', ')}): {_shown(profile, 'gain')}, "
             f"{profile['verdict']}"
-            f"{f'; {_percent(drawn)} of it between measured points' if drawn > 0 else ''}"
+            f"{f'; {_percent(drawn)} of it not measured itself' if drawn > 0 else ''}"
         )
     points = [point for point in result["points"] if point["arm"] == best]
-    for own, said in ((True, "measured"), (False, "interpolated between measured points")):
-        rows = [
-            f"C={p['concurrency']} {_shown(p, 'ratio')}" for p in points if p["measured"] == own
-        ]
+    kinds = (
+        ("measured", [p for p in points if p["measured"]]),
+        ("one at its cap", [p for p in points if p["held"]]),
+        ("interpolated between measured points", [p for p in points if not _known(p)]),
+    )
+    for said, rows in kinds:
         if rows:
-            yield f"{said}: {_first(rows, '; ')}"
+            shown = [f"C={p['concurrency']} {_shown(p, 'ratio')}" for p in rows]
+            yield f"{said}: {_first(shown, '; ')}"
     if result["unequal"]:
         keys = sorted({one["key"] for one in result["unequal"]})
         yield (

@@ -113,7 +113,7 @@ def test_a_drawn_point_needs_neighbours_that_say_the_same() -> None:
     drawn = {p["concurrency"]: p["verdict"] for p in found["points"] if not p["measured"]}
     assert drawn == {4: "keep", 16: "not-enough-data", 64: "not-enough-data"}
     assert (found["profiles"][0]["measured"], found["profiles"][0]["covered"]) == (0, 1)
-    assert any("; 100 % of it between measured points" in line for line in found["text"])
+    assert any("; 100 % of it not measured itself" in line for line in found["text"])
 
 
 def test_no_word_outside_of_what_was_measured() -> None:
@@ -405,3 +405,34 @@ def test_bad_input(runs: Any, options: dict[str, Any], message: str) -> None:
 def test_bad_rules(rules: dict[str, float]) -> None:
     with pytest.raises(GpuHostError, match="must be a share"):
         Rules(**rules)
+
+
+def capped(arm: str, cap: int, speeds: Mapping[int, float]) -> list[Any]:
+    apart = {"effective_max_running_requests": cap}
+    return [
+        run(arm, start, {one: speed * luck for one, speed in speeds.items()}, apart=apart)
+        for start, luck in enumerate((0.995, 1.005, 1.0, 1.0), 1)
+    ]
+
+
+def test_a_server_at_its_cap_is_as_fast_for_more_clients() -> None:
+    off = capped("off", 48, {1: 60.0, 8: 350.0, 32: 900.0, 48: 1200.0})
+    on = capped("on", 24, {1: 90.0, 8: 480.0, 24: 840.0})
+    found = judge([*off, *on])
+    assert found["verdict"] == "depends"
+    assert (found["keep_at"], found["drop_at"]) == ([1, 8], [32, 48, 64, 128])
+    points = {p["concurrency"]: p for p in found["points"]}
+    assert points[32]["ratio"] == pytest.approx(840 / 900, rel=1e-3)
+    assert points[128]["ratio"] == pytest.approx(840 / 1200, rel=1e-3)
+    assert (points[8]["held"], points[32]["held"]) == ([], ["on"])
+    assert (points[32]["measured"], points[128]["held"]) == (False, ["off", "on"])
+    words = {p["name"]: p["verdict"] for p in found["profiles"]}
+    assert words == {"single-user": "keep", "team": "keep", "batch": "drop"}
+    assert any(line.startswith("one at its cap: C=32 -7 %") for line in found["text"])
+
+
+def test_nothing_is_known_above_a_cap_that_was_not_measured() -> None:
+    off = capped("off", 48, {1: 60.0, 8: 350.0, 48: 1200.0})
+    found = judge([*off, *capped("on", 24, {1: 90.0, 8: 480.0})])
+    assert {p["concurrency"] for p in found["points"] if p["ratio"] is not None} == {1, 8}
+    assert found["profiles"][-1]["verdict"] == "not-enough-data"
