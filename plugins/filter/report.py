@@ -13,6 +13,8 @@ description:
   - Turns the result of M(gpuhost.inference.gpu_host_info), and of M(gpuhost.inference.sglang_info)
     where a server belongs to the host, into the values that the role C(gpu_report) writes as HTML,
     JSON and text. Nothing is judged here.
+  - What was not given is told as not measured. Plots need matplotlib on the control node; without
+    it their tables remain.
   - When O(previous) shows the same state and nothing was changed, that is the report that is
     returned, with the time at which this state was first seen. So a new one always means news.
 positional: name
@@ -28,10 +30,35 @@ options:
   servers:
     description:
       - Registered results of M(gpuhost.inference.sglang_info), one for each server of the host.
-        A key C(name) names it.
+        A key C(name) names it, a key C(capacity) holds that of
+        M(gpuhost.inference.sglang_mtp_info).
     type: list
     elements: dict
     default: []
+  p2p:
+    description: Registered results of M(gpuhost.inference.gpu_p2p_info).
+    version_added: 0.2.0
+    type: list
+    elements: dict
+    default: []
+  benchmark:
+    description:
+      - Runs of C(gpuhost.inference.sglang_benchmark), one for each start of an arm.
+    version_added: 0.2.0
+    type: list
+    elements: dict
+    default: []
+  verdict:
+    description: What the filter C(gpuhost.inference.tune_verdict) said of these runs.
+    version_added: 0.2.0
+    type: dict
+    default: {}
+  history:
+    description:
+      - What the filter C(gpuhost.inference.tune_history) said of these runs and earlier ones.
+    version_added: 0.2.0
+    type: dict
+    default: {}
   changes:
     description: What the play changed, one sentence each.
     type: list
@@ -61,8 +88,10 @@ RETURN = r"""
 _value:
   description: >-
     The C(report), with C(headline), C(facts), C(nodes) and their C(gpus), C(findings), C(layout),
-    C(servers), C(pending) and C(changes); the same with all text escaped for HTML as C(html);
-    and the C(summary) of what is now, a list of lines.
+    C(servers), C(pending), C(changes), C(p2p), C(mtp), C(capacity), C(configuration), C(undo),
+    C(way_back) and C(timeline); the same with all text escaped for HTML as C(html), with its
+    C(plots) and why there are none (C(no_plots)); and the C(summary) of what is now, a list of
+    lines.
   type: dict
 """
 
@@ -74,10 +103,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.gpuhost.inference.plugins.plugin_utils._report_handover import (
+    capacity,
+    configuration,
+    p2p_tests,
+    timeline,
+    undo,
+    way_back,
+)
+from ansible_collections.gpuhost.inference.plugins.plugin_utils._report_measured import (
+    measured,
+    wrong_input,
+)
 
-SCHEMA = 1  # raise it when the shape of a report changes: an older one is then never reused
+SCHEMA = 2  # raise it when the shape of a report changes: an older one is then never reused
 # keys of a report that make up the state of a host; measured figures, times and wording do not
-_STATE = ("schema", "host", "headline", "facts", "nodes", "layout", "pending")
+_STATE = (
+    "schema",
+    "host",
+    "headline",
+    "facts",
+    "nodes",
+    "layout",
+    "pending",
+    "mtp",
+    "capacity",
+    "configuration",
+    "undo",
+)
 _TONES = {
     "ok": "good",
     "healthy": "good",
@@ -114,6 +167,10 @@ def report(
     name: str,
     *,
     servers: Sequence[Mapping[str, Any]] = (),
+    p2p: Sequence[Mapping[str, Any]] = (),
+    benchmark: Sequence[Mapping[str, Any]] = (),
+    verdict: Mapping[str, Any] | None = None,
+    history: Mapping[str, Any] | None = None,
     changes: Sequence[str] = (),
     at: str = "",
     previous: str | Mapping[str, Any] = "",
@@ -124,10 +181,15 @@ def report(
             "report: the input is not a result of gpuhost.inference.gpu_host_info (it has no "
             "findings): register that module's result and pass it on"
         )
+    wrong = wrong_input(p2p, benchmark, verdict or {}, history or {})
+    if wrong:
+        raise AnsibleFilterError(f"report: {wrong}")
+    tests = [result["p2p"] for result in p2p]
     guests = {(guest["kind"], guest["vmid"]): guest for guest in facts["guests"] or ()}
     health = {gpu["address"]: gpu for gpu in (facts["health"] or {}).get("gpus") or ()}
     rows = [_gpu(gpu, health, guests, facts["layout"]) for gpu in facts["gpus"] or ()]
     findings = _findings(facts["findings"])
+    layout = _layout(facts["layout"], rows)
     new: dict[str, Any] = {
         "schema": SCHEMA,
         "host": str(name),
@@ -137,16 +199,38 @@ def report(
         "nodes": _nodes(rows),
         "reasons": _reasons(health),
         "findings": findings,
-        "layout": _layout(facts["layout"], rows),
+        "layout": layout,
         "servers": [_server(result) for result in servers],
-        "pending": _pending(facts),
+        "pending": _pending(facts, layout),
         "changes": [str(change) for change in changes],
+        "p2p": p2p_tests(tests, facts["p2p"]["tests"]),
+        "mtp": measured(benchmark, verdict or {}, history or {}),
+        "capacity": capacity(servers, benchmark),
+        "configuration": configuration(facts, servers),
+        "undo": undo(facts, servers),
+        "way_back": way_back(facts, servers),
+        "timeline": timeline(facts, tests, benchmark, changes, at),
     }
     new["state"] = _digest(new)
     old = _parsed(previous)
     same = not new["changes"] and old.get("state") == new["state"]
     chosen = old if same else new
-    return {"report": chosen, "html": _escaped(chosen), "summary": _summary(new, rows)}
+    page = {**_escaped(chosen), **_plots(chosen["mtp"])}
+    return {"report": chosen, "html": page, "summary": _summary(new, rows)}
+
+
+def _plots(mtp: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plots, by the name of their tables, and why there are none."""
+    if not mtp["measured"]:
+        return {"plots": {}, "no_plots": ""}
+    # matplotlib takes a second to load, which reports without measurements are spared
+    from ansible_collections.gpuhost.inference.plugins.plugin_utils import (  # noqa: PLC0415
+        _report_plots,
+    )
+
+    if _report_plots.MISSING:
+        return {"plots": {}, "no_plots": html.escape(_report_plots.MISSING)}
+    return {"plots": {plot["name"]: plot for plot in _report_plots.draw(mtp)}, "no_plots": ""}
 
 
 def _escaped(value: Any) -> Any:
@@ -177,6 +261,13 @@ def _digest(new: Mapping[str, Any]) -> str:
         [server["name"], server["state"], server["useless_mtp"]]
         + [pair for pair in server["pairs"] if pair["label"] not in _MEASURED]
         for server in new["servers"]
+    ]
+    state["p2p"] = [
+        [[test[key] for key in ("where", "verdict", "matrix")] for test in new["p2p"]["tests"]],
+        [
+            [test[key] for key in ("where", "addresses", "verdict", "holds")]
+            for test in new["p2p"]["kept"]
+        ],
     ]
     text = json.dumps(state, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -363,7 +454,7 @@ def _witness(witness: Mapping[str, Any]) -> dict[str, str]:
     return {"name": witness["name"], "said": str(witness["said"]), "word": word, "tone": tone}
 
 
-def _pending(facts: Mapping[str, Any]) -> list[str]:
+def _pending(facts: Mapping[str, Any], layout: Mapping[str, Any]) -> list[str]:
     pending = []
     boot, loader = facts["host"]["pending"], facts["host"]["boot_loader"]
     if facts["host"]["reboot_required"]:
@@ -372,15 +463,34 @@ def _pending(facts: Mapping[str, Any]) -> list[str]:
             + ", ".join([*boot["missing"], *(f"without {word}" for word in boot["extra"])])
             + ")."
         )
+        pending += [
+            f"Before that reboot: {said}." for said in facts["host"]["next_boot"]["problems"]
+        ]
+    trial = facts["host"]["trial"]
+    if trial and trial["state"] != "ended":
+        pending.append(f"A trial: {trial['text']}.")
     if facts["layout"]["differs"]:
         pending.append(
             f"The playbook site: {len(facts['layout']['differs'])} GPUs are not as the layout says."
         )
+    for entry in layout["entries"]:
+        if entry["type"]["differs"]:
+            pending.append(
+                f"IOMMU group type {entry['type']['wanted']} is wanted by {entry['name']} for "
+                f"{', '.join(entry['addresses'])}; in force is {entry['type']['now']}."
+            )
     return pending
 
 
 def _count(words: Iterable[str]) -> str:
     return ", ".join(f"{number} {word}" for word, number in Counter(words).most_common()) or "none"
+
+
+def _copies(p2p: Mapping[str, Any]) -> str:
+    """Say in a word how copies between GPUs do; tests of this run count before kept ones."""
+    words = [test["verdict"]["text"] for test in p2p["tests"]]
+    words = words or [t["verdict"]["text"] for t in p2p["kept"] if t["holds"] == "still holds"]
+    return _count(words) if len(words) > 1 else "".join(words) or "not measured"
 
 
 def _summary(new: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -397,16 +507,21 @@ def _summary(new: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
         f"GPUs: {len(rows)}; drivers: {_count(row['driver'] for row in rows)}; "
         f"group types: {_count(row['type'] for row in rows)}",
         f"FSP: {_count(row['fsp']['word'] for row in rows)}; "
-        f"health: {_count(row['health']['word'] for row in rows)}",
+        f"health: {_count(row['health']['word'] for row in rows)}; P2P: {_copies(new['p2p'])}",
         f"Guests: {'; '.join(f'{who}, {n} GPUs' for who, n in sorted(guests.items())) or 'none'}",
     ]
     if layout["problems"]:
         lines.append(f"Layout: {len(layout['problems'])} problems: {layout['problems'][0]}")
     elif layout["entries"]:
         lines.append(f"Layout: {f'{differing} GPUs differ' if differing else 'as declared'}")
-    for server in new["servers"][:2]:
+    told = 1 if new["mtp"]["measured"] else 2
+    for server in new["servers"][:told]:
         said = [f"{p['label']} {p['value']}" for p in server["pairs"] if p["label"] in _TOLD]
         lines.append(f"SGLang: {', '.join([server['state'], *said])}")
+    if new["mtp"]["measured"]:
+        then = new["mtp"]["history"]
+        against = f"; against earlier runs: {then['verdict']['text']}" if then else ""
+        lines.append(f"MTP: {new['mtp']['sentence']}{against}")
     ids = ", ".join(f"{finding['id']} ({len(finding['hits'])})" for finding in new["findings"])
     lines.append(f"Findings: {ids or 'none'}")
     lines.append(f"Pending: {' '.join(new['pending']) or 'nothing'}")

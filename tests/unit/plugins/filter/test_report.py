@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import measured_runs
 import pytest
 import trees
 from ansible.errors import AnsibleFilterError
@@ -16,6 +17,7 @@ from ansible_collections.gpuhost.inference.plugins.filter.report import report
 from ansible_collections.gpuhost.inference.plugins.module_utils._host import audit
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import read_blocks
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.plugin_utils import _report_plots
 
 TEMPLATES = Path(__file__).parents[4] / "roles" / "gpu_report" / "templates"
 LAYOUT = [
@@ -60,9 +62,24 @@ def facts(host_tree: Callable[[str], Path]) -> dict[str, Any]:
     return plain
 
 
+@pytest.fixture(autouse=True)
+def no_matplotlib(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw only in tests with the fixture `plots`: it takes a second."""
+    if "plots" not in request.fixturenames:
+        monkeypatch.setattr(_report_plots, "MISSING", "No module named 'matplotlib'")
+
+
+@pytest.fixture
+def plots() -> None:
+    """Have matplotlib, which is one of the tools."""
+    assert _report_plots.MISSING is None
+
+
 def render(prepared: dict[str, Any]) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,  # as the template module has it
     )
     return environment.get_template("report.html.j2").render(__gpu_report=prepared)
 
@@ -88,7 +105,10 @@ def test_layout_shows_what_differs(facts: dict[str, Any]) -> None:
     assert not entry["driver"]["differs"]
     assert not entry["guest"]["differs"]
     assert len(entry["differing"]) == 4
-    assert shown["pending"] == ["The playbook site: 4 GPUs are not as the layout says."]
+    site, wanted = shown["pending"]
+    assert site == "The playbook site: 4 GPUs are not as the layout says."
+    assert wanted.startswith("IOMMU group type identity is wanted by inference for 0000:41:00.0, ")
+    assert wanted.endswith("; in force is DMA-FQ.")
 
 
 def test_findings_of_one_rule_stand_together(facts: dict[str, Any]) -> None:
@@ -146,6 +166,21 @@ def test_the_summary_fits_ten_lines(facts: dict[str, Any]) -> None:
     assert summary[0].startswith("pve1: Look at this (")
     told = "SGLang: ready, Model qwen3.5-122b, MTP NEXTN, MTP verdict ok, Accept length 2.43"
     assert told in summary
+    summary = report(facts, "pve1", servers=[SERVER] * 3, **measured())["summary"]
+    assert len(summary) <= 9
+    said = "depends: mtp3 gains at C=1, 4 and loses at C=64; against earlier runs: slower"
+    assert f"MTP: {said}" in summary
+    assert "P2P: broken" in summary[2]
+
+
+def measured() -> dict[str, Any]:
+    """Return everything that a report can be given beside the host and its servers."""
+    return {
+        "p2p": [measured_runs.copies()],
+        "benchmark": measured_runs.runs(),
+        "verdict": measured_runs.verdict(),
+        "history": measured_runs.history(),
+    }
 
 
 def later(facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -163,11 +198,13 @@ def later(facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_an_unchanged_state_keeps_the_report(facts: dict[str, Any]) -> None:
-    old = report(facts, "pve1", servers=[SERVER], changes=["Bound a GPU"], at="1 May")
+    given = measured()
+    old = report(facts, "pve1", servers=[SERVER], **given, changes=["Bound a GPU"], at="1 May")
     text = json.dumps(old["report"])
     host, server = later(facts)
+    given["p2p"][0]["p2p"].update(time="2026-12-01T00:00:00Z", reason="another wording")
     for previous in (text, json.loads(text)):  # a mapping comes from ansible-core before 2.19
-        new = report(host, "pve1", servers=[server], at="2 May", previous=previous)
+        new = report(host, "pve1", servers=[server], **given, at="2 May", previous=previous)
         assert new["report"] == old["report"]
         assert render(new) == render(old)
     assert "Accept length 2.50" in "\n".join(new["summary"])
@@ -199,6 +236,28 @@ def test_a_changed_state_gives_a_new_report(
     assert new["report"]["since"] == "2 May"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given: given["p2p"][0]["p2p"].update(verdict="works"),
+        lambda given: given["p2p"][0]["p2p"]["pairs"][1].update(read="wrong"),
+        lambda given: given["benchmark"].pop(),
+        lambda given: given["benchmark"][0].update(at="2026-12-01T00:00:00Z"),
+        lambda given: given["verdict"].update(verdict="keep"),
+        lambda given: given["history"]["points"].pop(),
+        lambda given: given.update(history={}),
+    ],
+)
+def test_a_new_measurement_gives_a_new_report(
+    facts: dict[str, Any], change: Callable[[dict[str, Any]], None]
+) -> None:
+    given = measured()
+    previous = json.dumps(report(facts, "pve1", **given, at="1 May")["report"])
+    change(given)
+    new = report(facts, "pve1", **given, at="2 May", previous=previous)
+    assert new["report"]["since"] == "2 May"
+
+
 def test_a_run_that_changed_something_gives_a_new_report(facts: dict[str, Any]) -> None:
     old = json.dumps(report(facts, "pve1", at="1 May")["report"])
     new = report(facts, "pve1", changes=["Bound a GPU"], at="2 May", previous=old)
@@ -215,17 +274,33 @@ def test_a_previous_report_of_another_kind_is_not_used(
 def poison(value: Any) -> Any:
     """Put markup into every text of a result, except the words that the code looks up."""
     if isinstance(value, dict):
-        words = ("address", "subject", "kind", "severity", "mode", "addresses", "differs", "id")
+        words = (
+            "address",
+            "from",
+            "to",
+            "write",
+            "read",
+            "subject",
+            "kind",
+            "severity",
+            "mode",
+            "addresses",
+            "differs",
+            "id",
+        )
         return {k: item if k in words else poison(item) for k, item in value.items()}
     if isinstance(value, list):
         return [poison(item) for item in value]
     return f"{value}\"'><script>evil&" if isinstance(value, str) else value
 
 
+@pytest.mark.usefixtures("plots")
 def test_no_markup_of_a_host_gets_through(facts: dict[str, Any]) -> None:
+    given = {name: poison(value) for name, value in measured().items()}
     prepared = report(
-        poison(facts), "<script>evil", servers=[poison(SERVER)], changes=["<script>evil"]
+        poison(facts), "<script>evil", servers=[poison(SERVER)], changes=["<script>evil"], **given
     )
+    assert len(prepared["html"]["plots"]) == 5
     page = render(prepared)
     assert "<script" not in page
     assert page.count("&lt;script&gt;evil") > 100
@@ -239,7 +314,8 @@ def test_renders_other_hosts_without_layout_and_server(
     root = Reader(str(host_tree(host)))
     page = render(report(audit(root, read_blocks([]), None, "keep", observed=True), host))
     assert "No layout was given." in page
-    assert "Model servers" not in page
+    assert "No server was asked." in page
+    assert page.count("ot measured") > 3
     for outside in ("http://", "https://", "<script", "<link", "<img", "@import", "url("):
         assert outside not in page.replace("https://github.com", "").replace("https://pve.", "")
 
@@ -256,3 +332,221 @@ def test_renders_a_host_of_which_nothing_could_be_read(tmp_path: Path) -> None:
 def test_another_input_is_refused(wrong: Any) -> None:
     with pytest.raises(AnsibleFilterError, match="is not a result of gpuhost"):
         report(wrong, "pve1")
+
+
+def cells(table: dict[str, Any] | None) -> dict[str, list[str]]:
+    assert table
+    return {row["head"]: [cell["text"] for cell in row["cells"]] for row in table["rows"]}
+
+
+def test_what_was_not_given_is_not_measured(facts: dict[str, Any]) -> None:
+    shown = report(facts, "pve1")["report"]
+    assert (shown["mtp"]["measured"], shown["mtp"]["sentence"]) == (False, "not measured")
+    assert shown["p2p"] == {"tests": [], "kept": []}
+    assert shown["capacity"] is None
+    runs_alone = report(facts, "pve1", benchmark=measured_runs.runs())
+    assert runs_alone["report"]["mtp"]["sentence"].startswith("not judged")
+
+
+def test_a_matrix_has_a_word_for_each_ordered_pair(facts: dict[str, Any]) -> None:
+    (test,) = report(facts, "pve1", p2p=[measured_runs.copies()])["report"]["p2p"]["tests"]
+    assert cells(test["matrix"]) == {
+        "41:00.0": ["same GPU", "corrupt (write)", "works"],
+        "42:00.0": ["works", "same GPU", "works"],
+        "43:00.0": ["works", "untested", "same GPU"],
+    }
+    faulted = report(facts, "pve1", p2p=[measured_runs.copies("failed")])["report"]["p2p"]
+    assert cells(faulted["tests"][0]["matrix"])["41:00.0"][1] == "faulted (write)"
+
+
+def test_figures_are_medians_over_the_starts(facts: dict[str, Any]) -> None:
+    shown = report(facts, "pve1", **measured())["report"]["mtp"]
+    off, mtp3 = shown["series"]
+    assert (off["arm"], mtp3["arm"]) == ("off", "mtp3")
+    assert [point["aggregate"] for point in off["points"]] == [103.5, 294.0, 812.3, 1780.7]
+    assert off["points"][0]["starts"] == 3
+    speed = cells(shown["tables"]["speed"])
+    assert speed["mtp3, 64"] == ["18.9", "1211", "62.7", "3"]
+    accepted = cells(shown["tables"]["acceptance"])
+    assert accepted["mtp3, mixed"][:3] == ["2.64", "2.64 to 2.64", "55\N{NO-BREAK SPACE}%"]
+    assert not [head for head in accepted if head.startswith("off")]
+
+
+def test_ratios_show_what_was_not_measured(facts: dict[str, Any]) -> None:
+    tables = report(facts, "pve1", **measured())["report"]["mtp"]["tables"]
+    ratios = {
+        head: [text.replace("\xa0", " ") for text in row]
+        for head, row in cells(tables["ratios"]).items()
+    }
+    assert ratios["mtp3, 64"] == [
+        "drop",
+        "\N{MINUS SIGN}32 %",
+        "0.68",
+        "0.63 to 0.73",
+        "3 mtp3, 3 off",
+    ]
+    assert ratios["mtp3, 8"] == ["keep", "+24 %", "1.24", "not measured", "interpolated"]
+    left_out = cells(tables["left_out"])
+    assert left_out["off, 128"] == ["1, 2, 3", "only 91 of 128 requests were in flight"]
+    assert left_out["mtp3, 32"] == ["2", "all requests ended at once"]
+
+
+@pytest.mark.usefixtures("plots")
+def test_unknown_figures_are_told_and_not_drawn(facts: dict[str, Any]) -> None:
+    given = measured_runs.run("off", 1)
+    for point in given["points"]:
+        point.update(output_tok_s=None, ttft_ms=None, input_tokens=None)
+    given["equal"] = {}
+    verdict = {"verdict": "not-enough-data", "points": [], "text": []}
+    shown = report(facts, "pve1", benchmark=[given], verdict=verdict)
+    mtp = shown["report"]["mtp"]
+    assert mtp["sentence"] == "not enough data"
+    assert sorted(shown["html"]["plots"]) == ["tpot"]
+    assert cells(mtp["tables"]["speed"])["off, 1"][1] == "not measured"
+    assert "SGLang not recorded; Model not recorded; GPU not recorded" in mtp["condition_line"]
+
+
+@pytest.mark.usefixtures("plots")
+def test_every_plot_tells_its_conditions(facts: dict[str, Any]) -> None:
+    prepared = report(facts, "pve1", **measured())["html"]
+    assert sorted(prepared["plots"]) == ["acceptance", "ratios", "speed", "tpot", "ttft"]
+    for plot in prepared["plots"].values():
+        for condition in (
+            "SGLang 0.5.23",
+            "RTX PRO 6000",
+            "Context 262144",
+            "Output 512 tokens",
+            "Starts 3 of off, 3 of mtp3",
+        ):
+            assert condition in plot["svg"]
+
+
+@pytest.mark.usefixtures("plots")
+def test_plots_are_the_same_bytes_each_time(facts: dict[str, Any]) -> None:
+    first, second = (report(facts, "pve1", **measured())["html"]["plots"] for _ in range(2))
+    assert first == second
+    text = "".join(plot["svg"] for plot in first.values())
+    assert "<metadata" not in text
+    assert "<style" not in text
+
+
+def test_without_matplotlib_the_tables_remain(facts: dict[str, Any]) -> None:
+    prepared = report(facts, "pve1", **measured())
+    page = render(prepared)
+    assert "<svg" not in page
+    assert "install the Python package matplotlib" in page
+    for caption in (
+        "Speed by arm and load",
+        "Time to the first token (TTFT)",
+        "Tokens for each pass",
+    ):
+        assert f"<caption><span>{caption}" in page
+
+
+def test_the_timeline_is_in_order_and_has_only_what_has_a_time(facts: dict[str, Any]) -> None:
+    facts["health"]["log"].update(first="2026-11-29T22:00:05.120000Z", complete=True)
+    fault = {
+        "id": "iommu-fault",
+        "class": "iommu_fault",
+        "address": "0000:42:00.0",
+        "current": True,
+        "first": "2026-11-30T02:00:01Z",
+        "last": "2026-11-30T02:00:02Z",
+        "count": 4,
+        "meaning": "the IOMMU blocked its DMA",
+    }
+    facts["health"]["faults"] = [
+        fault,
+        {**fault, "first": "12.5", "count": 1, "address": None, "current": False},
+        {**fault, "first": "Nov 30 02:00:01"},
+    ]
+    given = measured()
+    given["benchmark"][0]["at"] = None
+    shown = report(facts, "pve1", **given, changes=["Bound"], at="2026-11-30 09:00 UTC")["report"]
+    times = [event["at"] for event in shown["timeline"]["dated"]]
+    assert times == sorted(times)
+    texts = [event["text"] for event in shown["timeline"]["dated"]]
+    assert texts[0] == "this boot began, kernel 6.14.11-4-pve"
+    assert texts[-1] == "changed: Bound"
+    assert texts.count("benchmark: start 1 of off") == 0
+    said = "the IOMMU blocked its DMA (iommu-fault), 4 times until 2026-11-30 02:00:02 UTC"
+    assert [text for text in texts if "iommu-fault" in text] == [f"0000:42:00.0: {said}"]
+    (early,) = shown["timeline"]["since_boot"]
+    assert early["at"] == "12.5 s"
+    assert early["text"].startswith("a GPU that the log does not name: ")
+
+
+def test_a_trial_is_pending_and_has_a_way_back(facts: dict[str, Any]) -> None:
+    trial = {
+        "state": "armed",
+        "text": "the next boot tries type identity for 0000:41:00.0",
+        "type": "identity",
+        "gpus": {"0000:41:00.0": "10de:2bb5"},
+        "armed": "2026-11-30T11:00:00Z",
+    }
+    facts["host"]["trial"] = trial
+    shown = report(facts, "pve1")["report"]
+    assert f"A trial: {trial['text']}." in shown["pending"]
+    assert "iommu_trial -a state=absent" in shown["way_back"][0]
+    assert shown["timeline"]["dated"][-1]["at"] == "2026-11-30 11:00:00 UTC"
+    trial["state"] = "confirmed"
+    assert "it ends with this boot" in report(facts, "pve1")["report"]["undo"][0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "valid", "said"),
+    [("works", True, "work now"), ("works", False, "on the day"), ("broken", True, "on the day")],
+)
+def test_the_fallback_is_to_be_undone(
+    facts: dict[str, Any], verdict: str, valid: bool, said: str
+) -> None:
+    both = ["0000:41:00.0", "0000:42:00.0"]
+    server = {
+        "addresses": both,
+        "title": "process 4711 of lxc 100",
+        "nccl_p2p_disable": True,
+        "disable_custom_all_reduce": None,
+    }
+    test = {"addresses": both, "verdict": verdict, "valid": valid, "changed": ["kernel"]}
+    test.update(reason="", time="2026-03-01T12:00:00Z", vmid=100)
+    facts["p2p"] = {"servers": [server], "tests": [test]}
+    (sentence,) = report(facts, "pve1")["report"]["undo"]
+    assert sentence.startswith("NCCL_P2P_DISABLE=1 of process 4711 of lxc 100")
+    assert said in sentence
+
+
+def test_flags_that_matter_are_shown_and_keys_are_not(facts: dict[str, Any]) -> None:
+    told = copy.deepcopy(SERVER)
+    flags = {"tp_size": 4, "api_key": "sk-secret", "disable_custom_all_reduce": True}
+    told["server"].update(flags=flags, effective_max_running_requests=24)
+    told["capacity"] = {
+        "without_mtp": {"max_running_requests": 45, "kv_tokens": None, "unknown": ["no size"]},
+        "with_mtp": {"max_running_requests": 24, "kv_tokens": 7, "limited_by": "states"},
+    }
+    prepared = report(facts, "pve1", servers=[told], **measured())
+    shown = prepared["report"]
+    (server,) = shown["configuration"]["servers"]
+    assert cells(server["flags"]) == {"tp_size": ["4"], "disable_custom_all_reduce": ["True"]}
+    assert "sk-secret" not in render(prepared) + json.dumps(shown)
+    assert "--disable-custom-all-reduce of ct100" in shown["undo"][0]
+    fits = cells(shown["capacity"])
+    assert fits["ct100, now"] == ["24", "not measured", "told by the server"]
+    assert fits["ct100, without MTP"] == ["45", "unknown", "no size"]
+    assert fits["ct100, with MTP"] == ["24", "7", "predicted, limited by states"]
+    assert fits["arm mtp3"][1] == "733361"
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "said"),
+    [
+        ("p2p", [{"failed": True}], "p2p: entry 1 is not a result of .*gpu_p2p_info"),
+        ("benchmark", [measured_runs.run("off", 1), {}], "benchmark: entry 2 is not a run"),
+        ("verdict", {"points": []}, "verdict: this is not a result of the filter"),
+        ("history", {"changed": []}, "history: this is not a result of the filter"),
+    ],
+)
+def test_a_wrong_measurement_is_refused(
+    facts: dict[str, Any], option: str, wrong: Any, said: str
+) -> None:
+    with pytest.raises(AnsibleFilterError, match=said):
+        report(facts, "pve1", **{option: wrong})
