@@ -238,10 +238,10 @@ def _tests(facts: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> list
 def configuration(facts: Mapping[str, Any], servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what is in force beside the boot parameters: options of modules, flags of servers."""
     options = [
-        (f"{line['file']}:{line['line']}", f"{line['command']} {line['module']}", line["value"])
+        (f"{line['command']} {line['module']}", line["value"], f"{line['file']}:{line['line']}")
         for line in facts["host"]["modprobe"]
     ]
-    columns = ("File and line", "What", "Value")
+    columns = ("What", "Value", "File and line")
     return {
         "modprobe": table("Lines of modprobe.d that are in force", columns, options)
         if options
