@@ -316,7 +316,7 @@ def percent(ratio: float | None) -> str:
     """Write a ratio as what it adds or takes away."""
     if ratio is None:
         return UNKNOWN
-    return f"{(ratio - 1) * 100:+.0f}{_NBSP}%".replace("-", "\N{MINUS SIGN}")
+    return f"{round((ratio - 1) * 100):+d}{_NBSP}%".replace("-", "\N{MINUS SIGN}")
 
 
 def interval(low: float | None, high: float | None) -> str:
@@ -337,7 +337,7 @@ def _ratio_table(
             percent(point["ratio"]),
             cell(None if point["ratio"] is None else f"{point['ratio']:.2f}"),
             interval(point["low"], point["high"]),
-            ", ".join(f"{number} {name}" for name, number in sorted(point["starts"].items()))
+            ", ".join(f"{number}{_NBSP}{name}" for name, number in point["starts"].items())
             if point["measured"]
             else "interpolated",
         )
@@ -357,7 +357,7 @@ def _profile_table(verdict: Mapping[str, Any]) -> dict[str, Any] | None:
             percent(profile.get("gain")),
             interval(profile.get("low"), profile.get("high")),
             ", ".join(
-                f"{share(float(part))} at {load}"
+                f"{share(float(part))} at {load}".replace(" ", _NBSP)
                 for load, part in (profile.get("load") or {}).items()
             ),
         )

@@ -44,7 +44,15 @@ _VARIABLES = {
     _CARD: "--card",
     **{colour: f"--arm-{number}" for number, colour in enumerate(_ARMS)},
 }
+_HEIGHT = 3.3  # of a plot, in inches
 _MARKS = ("s", "o", "^", "D", "v")
+# where the labels of an arm's points stand: points aside, and what of the label is there
+_PLACES: tuple[tuple[tuple[int, int], Any, Any], ...] = (
+    ((-5, -5), "right", "top"),
+    ((5, 5), "left", "bottom"),
+    ((5, -5), "left", "top"),
+    ((-5, 5), "right", "bottom"),
+)
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "gpuhost",
@@ -86,7 +94,7 @@ def draw(mtp: Mapping[str, Any]) -> list[dict[str, str]]:
     plots = []
     for name, title, said, paint in _plots(mtp):
         with rc_context(_STYLE):
-            sheet = Figure(figsize=(4.9, 3.3), layout="constrained")
+            sheet = Figure(figsize=(4.9, _HEIGHT), layout="constrained")
             paint(sheet.add_subplot())
             text = io.StringIO()
             sheet.savefig(text, format="svg", metadata={"Date": None})
@@ -164,12 +172,12 @@ def _look(arms: Mapping[str, int], arm: str) -> dict[str, Any]:
 
 def _legend(axes: Axes, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
     handles = [Line2D([], [], label=name, **{"linewidth": 1.6, **look}) for name, look in entries]
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.03),
-        ncols=1 if any(len(name) > 24 for name, _look in entries) else 3,
-    )
+    columns = 1 if any(len(name) > 24 for name, _look in entries) else 3
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.03), ncols=columns)
+    rows = -(-len(entries) // columns)
+    sheet = axes.get_figure()
+    if isinstance(sheet, Figure):
+        sheet.set_figheight(_HEIGHT + 0.21 * (rows - 1))  # the legend takes nothing of the plot
 
 
 def _loads(axes: Axes, loads: Iterable[int]) -> None:
@@ -216,16 +224,17 @@ def _pareto(axes: Axes, series: Sequence[Mapping[str, Any]], arms: Mapping[str, 
     axes.margins(x=0.1, y=0.12)
     for place, arm in enumerate(series):
         points, look = _known(arm["points"], "aggregate", "per_request"), _look(arms, arm["arm"])
+        aside, across, upright = _PLACES[place % len(_PLACES)]
         xs = [point["aggregate"] for point in points]
         axes.plot(xs, [point["per_request"] for point in points], **look, linewidth=1.6, ms=5)
         for point in points:
             axes.annotate(
                 str(point["concurrency"]),
                 (point["aggregate"], point["per_request"]),
-                xytext=(-5, -5) if place == 0 else (5, 5),
+                xytext=aside,
                 textcoords="offset points",
-                ha="right" if place == 0 else "left",
-                va="top" if place == 0 else "bottom",
+                ha=across,
+                va=upright,
                 color=look["color"],
                 fontsize=9.5,
             )

@@ -383,7 +383,7 @@ def test_ratios_show_what_was_not_measured(facts: dict[str, Any]) -> None:
         "\N{MINUS SIGN}32 %",
         "0.68",
         "0.63 to 0.73",
-        "3 mtp3, 3 off",
+        "3 off, 3 mtp3",
     ]
     assert ratios["mtp3, 8"] == ["keep", "+24 %", "1.24", "not measured", "interpolated"]
     left_out = cells(tables["left_out"])
