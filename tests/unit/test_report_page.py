@@ -359,7 +359,7 @@ def test_a_phone_keeps_tables_for_screen_readers(pages: dict[str, Path], open_pa
 def test_it_prints_with_all_numbers(
     pages: dict[str, Path], open_page: Open, tmp_path: Path
 ) -> None:
-    tab = open_page(pages["full"], 700, "dark")
+    tab = open_page(pages["full"], 688, "dark")  # A4 without its margins
     tab.emulate_media(media="print", color_scheme="dark")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     heights = tab.evaluate(
@@ -368,6 +368,10 @@ def test_it_prints_with_all_numbers(
     assert heights
     assert min(heights) > 20
     assert not tab.locator("nav").is_visible()
+    rights = tab.evaluate(
+        "[...document.querySelectorAll('td, th, svg')].map(e => e.getBoundingClientRect().right)"
+    )
+    assert max(rights) <= 688.5
     paper = Path(os.environ.get("REPORT_SHOTS") or tmp_path) / "full.pdf"
     tab.pdf(path=str(paper), format="A4")
     content = paper.read_bytes()

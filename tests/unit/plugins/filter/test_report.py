@@ -423,7 +423,7 @@ def test_every_plot_tells_its_conditions(facts: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("plots")
 def test_plots_are_the_same_bytes_each_time(facts: dict[str, Any]) -> None:
-    first, second = (report(facts, "pve1", **measured())["html"]["plots"] for _ in range(2))
+    first, second = (report(facts, "pve1", **measured())["html"]["plots"] for _time in range(2))
     assert first == second
     text = "".join(plot["svg"] for plot in first.values())
     assert "<metadata" not in text
