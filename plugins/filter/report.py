@@ -13,8 +13,8 @@ description:
   - Turns the result of M(gpuhost.inference.gpu_host_info), and of M(gpuhost.inference.sglang_info)
     where a server belongs to the host, into the values that the role C(gpu_report) writes as HTML,
     JSON and text. Nothing is judged here.
-  - What was not given is told as not measured. Plots need matplotlib on the control node; without
-    it their tables remain.
+  - What was not given is told as not measured, or shown with its time as O(previous) has it.
+  - Plots need matplotlib on the control node; without it their tables remain.
   - When O(previous) shows the same state and nothing was changed, that is the report that is
     returned, with the time at which this state was first seen. So a new one always means news.
 positional: name
@@ -113,6 +113,7 @@ from ansible_collections.gpuhost.inference.plugins.plugin_utils._report_handover
 )
 from ansible_collections.gpuhost.inference.plugins.plugin_utils._report_measured import (
     measured,
+    outdated,
     wrong_input,
 )
 
@@ -184,7 +185,16 @@ def report(
     wrong = wrong_input(p2p, benchmark, verdict or {}, history or {})
     if wrong:
         raise AnsibleFilterError(f"report: {wrong}")
-    tests = [result["p2p"] for result in p2p]
+    old = _parsed(previous)
+    mtp = measured(benchmark, verdict or {}, history or {})
+    copies = p2p_tests([result["p2p"] for result in p2p], facts["p2p"]["tests"])
+    said = _copies(copies)  # of this run, or what the host remembers
+    # what nobody measured again stays as it was measured, with its time
+    if old and not p2p:
+        copies = {**copies, "tests": old["p2p"]["tests"]}
+    if old and not (benchmark or verdict or history):
+        mtp = old["mtp"]
+    versions = [result["server"].get("version") for result in servers]
     guests = {(guest["kind"], guest["vmid"]): guest for guest in facts["guests"] or ()}
     health = {gpu["address"]: gpu for gpu in (facts["health"] or {}).get("gpus") or ()}
     rows = [_gpu(gpu, health, guests, facts["layout"]) for gpu in facts["gpus"] or ()]
@@ -201,22 +211,21 @@ def report(
         "findings": findings,
         "layout": layout,
         "servers": [_server(result) for result in servers],
-        "pending": _pending(facts, layout),
+        "pending": [*_pending(facts, layout), *outdated(mtp, versions)],
         "changes": [str(change) for change in changes],
-        "p2p": p2p_tests(tests, facts["p2p"]["tests"]),
-        "mtp": measured(benchmark, verdict or {}, history or {}),
-        "capacity": capacity(servers, benchmark),
+        "p2p": copies,
+        "mtp": mtp,
+        "capacity": capacity(servers, mtp["room"]),
         "configuration": configuration(facts, servers),
         "undo": undo(facts, servers),
         "way_back": way_back(facts, servers),
-        "timeline": timeline(facts, tests, benchmark, changes, at),
+        "timeline": timeline(facts, copies, mtp["starts"], changes, at),
     }
     new["state"] = _digest(new)
-    old = _parsed(previous)
     same = not new["changes"] and old.get("state") == new["state"]
     chosen = old if same else new
     page = {**_escaped(chosen), **_plots(chosen["mtp"])}
-    return {"report": chosen, "html": page, "summary": _summary(new, rows)}
+    return {"report": chosen, "html": page, "summary": _summary(new, rows, said)}
 
 
 def _plots(mtp: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +257,9 @@ def _parsed(previous: Any) -> dict[str, Any]:
         old = json.loads(previous or "{}") if isinstance(previous, str) else previous
     except ValueError:
         return {}
-    return old if isinstance(old, dict) and old.get("schema") == SCHEMA else {}
+    if not isinstance(old, dict) or old.get("schema") != SCHEMA:
+        return {}
+    return old if {"state", "mtp", "p2p"} <= old.keys() else {}
 
 
 def _digest(new: Mapping[str, Any]) -> str:
@@ -493,7 +504,7 @@ def _copies(p2p: Mapping[str, Any]) -> str:
     return _count(words) if len(words) > 1 else "".join(words) or "not measured"
 
 
-def _summary(new: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _summary(new: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], copies: str) -> list[str]:
     """Say it all in at most nine lines; the role adds where the report lies."""
     layout = new["layout"]
     differing = sum(len(entry["differing"]) for entry in layout["entries"])
@@ -507,7 +518,7 @@ def _summary(new: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[
         f"GPUs: {len(rows)}; drivers: {_count(row['driver'] for row in rows)}; "
         f"group types: {_count(row['type'] for row in rows)}",
         f"FSP: {_count(row['fsp']['word'] for row in rows)}; "
-        f"health: {_count(row['health']['word'] for row in rows)}; P2P: {_copies(new['p2p'])}",
+        f"health: {_count(row['health']['word'] for row in rows)}; P2P: {copies}",
         f"Guests: {'; '.join(f'{who}, {n} GPUs' for who, n in sorted(guests.items())) or 'none'}",
     ]
     if layout["problems"]:

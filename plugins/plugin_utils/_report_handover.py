@@ -99,6 +99,7 @@ def _test(result: Mapping[str, Any]) -> dict[str, Any]:
     ]
     return {
         "where": _place(result.get("vmid")),
+        "addresses": addresses,
         "time": when(result["time"]),
         "verdict": cell(result["verdict"], _VERDICTS.get(result["verdict"], "unknown")),
         "reason": result["reason"],
@@ -143,8 +144,8 @@ def _seconds(text: object) -> float | None:
 
 def timeline(
     facts: Mapping[str, Any],
-    tests: Sequence[Mapping[str, Any]],
-    runs: Sequence[Mapping[str, Any]],
+    p2p: Mapping[str, Any],
+    starts: Sequence[Mapping[str, Any]],
     changes: Sequence[str],
     at: str,
 ) -> dict[str, Any]:
@@ -154,14 +155,14 @@ def timeline(
 
     Args:
         facts: result of `gpu_host_info`.
-        tests: of peer-to-peer copies in this run.
-        runs: of the benchmark.
+        p2p: what `p2p_tests` returned.
+        starts: of the benchmark, each with `arm`, `start` and `at`.
         changes: what this run changed.
         at: time of this run.
     """
-    events = [*_boots(facts), *_faults(facts), *_trial(facts), *_tests(facts, tests)]
-    for run in runs:
-        events.append(_event(run.get("at"), f"benchmark: start {run.get('start')} of {run['arm']}"))
+    events = [*_boots(facts), *_faults(facts), *_trial(facts), *_tests(p2p)]
+    for start in starts:
+        events.append(_event(start["at"], f"benchmark: start {start['start']} of {start['arm']}"))
     events += [_event(at, f"changed: {change}") for change in changes]
     dated = [(time, event) for event in events if (time := moment(event["at"]))]
     booted = [(after, e) for e in events if (after := _seconds(e["at"])) is not None]
@@ -222,17 +223,15 @@ def _trial(facts: Mapping[str, Any]) -> list[dict[str, str]]:
     return [_event(trial["armed"], f"a trial of {what} was armed")]
 
 
-def _tests(facts: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def _tests(p2p: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the tests of copies, those that the host remembers once."""
-    all_of_them: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for test in (*facts["p2p"]["tests"], *tests):
-        all_of_them[(test["time"], test.get("vmid"), tuple(test["addresses"]))] = test
-    events = []
-    for test in all_of_them.values():
-        said = f"copies between {len(test['addresses'])} GPUs tested {_place(test.get('vmid'))}"
-        tone = _VERDICTS.get(test["verdict"], "unknown")
-        events.append(_event(test["time"], f"{said}: {test['verdict']}", tone))
-    return events
+    events = {}
+    for test in (*p2p["kept"], *p2p["tests"]):
+        said = f"copies between {len(test['addresses'])} GPUs tested {test['where']}"
+        verdict = test["verdict"]
+        event = _event(test["time"], f"{said}: {verdict['text']}", verdict["tone"])
+        events[(test["time"], said)] = event
+    return list(events.values())
 
 
 def configuration(facts: Mapping[str, Any], servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -265,9 +264,14 @@ def _flags(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def capacity(
-    servers: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+    servers: Sequence[Mapping[str, Any]], arms: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """Return how much fits the servers, as measured and as predicted; `None` when not known."""
+    """Return how much fits the servers, as measured and as predicted; `None` when not known.
+
+    Args:
+        servers: results of `sglang_info`.
+        arms: what ran in the arms of a benchmark, as `measured` returns it.
+    """
     rows: list[tuple[dict[str, str] | str, ...]] = []
     for result in servers:
         server = result["server"]
@@ -282,20 +286,10 @@ def capacity(
                 why = "; ".join(values.get("unknown") or ())
                 said = f"predicted{f', limited by {w}' if (w := values.get('limited_by')) else ''}"
                 rows.append((f"{_name(result)}, {title}", *map(_predicted, numbers), why or said))
-    arms: dict[str, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        arms.setdefault(str(run["arm"]), []).append(run)
-    for arm, starts in sorted(arms.items()):
-        tokens = [n for run in starts if (n := (run.get("apart") or {}).get("kv_tokens"))]
-        most = [n for run in starts for p in run["points"] if (n := p.get("running_max"))]
-        rows.append(
-            (
-                f"arm {arm}",
-                cell(f"{max(most):.0f}" if most else None),
-                cell(" to ".join(map(str, sorted({min(tokens), max(tokens)}))) if tokens else None),
-                f"the most that ran in {len(starts)} measured starts",
-            )
-        )
+    for ran in arms:
+        tokens = " to ".join(map(str, ran["kv_tokens"]))
+        said = f"the most that ran in {ran['starts']} measured starts"
+        rows.append((f"arm {ran['arm']}", cell(ran["most"]), cell(tokens or None), said))
     columns = ("Server", "Requests at once", "Tokens in the cache", "How it is known")
     return table("How much fits at once", columns, rows) if rows else None
 

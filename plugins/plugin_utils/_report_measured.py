@@ -134,6 +134,11 @@ def measured(
         "conditions": conditions,
         "condition_line": "; ".join(f"{pair['label']} {pair['value']}" for pair in conditions),
         "unequal": [_unequal(item) for item in verdict.get("unequal") or ()],
+        "versions": sorted({str(v) for run in runs if (v := _at(run, "equal", "sglang"))}),
+        "starts": [
+            {"arm": str(run["arm"]), "start": run.get("start"), "at": run.get("at")} for run in runs
+        ],
+        "room": [_room(arm, runs) for arm in _arms(runs, baseline)],
         "series": series,
         "ratios": ratios,
         "acceptance": acceptance,
@@ -149,6 +154,36 @@ def measured(
         },
         "history": _history(history),
     }
+
+
+def _room(arm: str, runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many requests ran at once in an arm, and how many tokens its cache had."""
+    starts = [run for run in runs if str(run["arm"]) == arm]
+    tokens = {n for run in starts if (n := _at(run, "apart", "kv_tokens"))}
+    most = [n for run in starts for point in run["points"] if (n := point.get("running_max"))]
+    return {
+        "arm": arm,
+        "starts": len(starts),
+        "most": int(max(most)) if most else None,
+        "kv_tokens": sorted({min(tokens), max(tokens)}) if tokens else [],
+    }
+
+
+def outdated(mtp: Mapping[str, Any], versions: Iterable[str | None]) -> list[str]:
+    """Say that a measurement is of another release than what runs now.
+
+    Args:
+        mtp: what `measured` returned, now or for an earlier report.
+        versions: releases of SGLang that run on the host, `None` for an unknown one.
+    """
+    now = sorted({version for version in versions if version})
+    then = mtp["versions"]
+    if not now or not then or set(now) & set(then):
+        return []
+    return [
+        f"MTP was measured with SGLang {', '.join(then)}, and {', '.join(now)} runs now: "
+        "measure it anew."
+    ]
 
 
 def _judged(runs: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,6 +334,7 @@ def _conditions(runs: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, 
         "Output": tokens("output_tokens", "asked"),
         "Prompts": kind,
         "Starts": ", ".join(starts),
+        "Last start": when(max((str(run["at"]) for run in runs if run.get("at")), default=None)),
     }
     return [{"label": label, "value": value} for label, value in pairs.items()]
 

@@ -264,7 +264,9 @@ def test_a_run_that_changed_something_gives_a_new_report(facts: dict[str, Any]) 
     assert (new["report"]["since"], new["report"]["changes"]) == ("2 May", ["Bound a GPU"])
 
 
-@pytest.mark.parametrize("previous", ["", "not json", "[]", "null", '{"schema": 0}', '"text"'])
+@pytest.mark.parametrize(
+    "previous", ["", "not json", "[]", "null", '{"schema": 0}', '{"schema": 2}', '"text"']
+)
 def test_a_previous_report_of_another_kind_is_not_used(
     facts: dict[str, Any], previous: str
 ) -> None:
@@ -346,6 +348,28 @@ def test_what_was_not_given_is_not_measured(facts: dict[str, Any]) -> None:
     assert shown["capacity"] is None
     runs_alone = report(facts, "pve1", benchmark=measured_runs.runs())
     assert runs_alone["report"]["mtp"]["sentence"].startswith("not judged")
+
+
+def test_what_was_measured_stays_until_it_is_measured_anew(facts: dict[str, Any]) -> None:
+    given = measured()
+    old = report(facts, "pve1", servers=[SERVER], **given, at="1 May")
+    audit_later = report(
+        facts, "pve1", servers=[SERVER], at="2 May", previous=json.dumps(old["report"])
+    )
+    assert audit_later["report"] == old["report"]
+    facts["gpus"][0]["driver"] = None  # news, and still what was measured is there
+    told = copy.deepcopy(SERVER)
+    told["server"]["version"] = "0.5.24"
+    new = report(facts, "pve1", servers=[told], at="3 May", previous=json.dumps(old["report"]))
+    for part in ("mtp", "p2p"):
+        assert new["report"][part] == old["report"][part]
+    assert new["report"]["pending"][-1] == (
+        "MTP was measured with SGLang 0.5.23, and 0.5.24 runs now: measure it anew."
+    )
+    assert "P2P: not measured" in new["summary"][2]
+    assert cells(new["report"]["capacity"])["arm off"][1] == "1024000"
+    texts = [event["text"] for event in new["report"]["timeline"]["dated"]]
+    assert "benchmark: start 3 of mtp3" in texts
 
 
 def test_a_matrix_has_a_word_for_each_ordered_pair(facts: dict[str, Any]) -> None:
