@@ -375,6 +375,8 @@ def _ratio_table(
             interval(point["low"], point["high"]),
             ", ".join(f"{number}{_NBSP}{name}" for name, number in point["starts"].items())
             if point["measured"]
+            else f"at the cap of {' and '.join(point['held'])}"
+            if point.get("held")
             else "interpolated",
         )
         for arm in ratios

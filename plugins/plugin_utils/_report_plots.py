@@ -211,7 +211,7 @@ def _ratio(axes: Axes, mtp: Mapping[str, Any], arms: Mapping[str, int]) -> None:
     entries.append((f"within {share(margin)}: tie", {"color": _BAND, "linewidth": 8}))
     if any(not point["measured"] for arm in shown for point in arm["points"]):
         hollow = {"color": _QUIET, "marker": "o", "linestyle": "", "markerfacecolor": _CARD}
-        entries.append(("interpolated", hollow))
+        entries.append(("not measured there", hollow))
     _loads(axes, (point["concurrency"] for arm in shown for point in arm["points"]))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _at: f"{value:.2f}"))
