@@ -233,15 +233,15 @@ def _document(dice: _Dice, characters: int) -> str:
 def _report(dice: _Dice) -> list[str]:
     """Return sentences, none of one form twice."""
     forms = list(texts.SENTENCES)
-    chosen = [forms.pop(dice.number(0, len(forms) - 1)) for _ in range(dice.number(5, 14))]
+    chosen = [forms.pop(dice.number(0, len(forms) - 1)) for _turn in range(dice.number(5, 14))]
     return [_filled(dice, form) for form in chosen]
 
 
 def _talk(dice: _Dice) -> list[str]:
     """Return what people said to one another."""
-    speakers = [dice.one(texts.PEOPLE) for _ in range(3)]
+    speakers = [dice.one(texts.PEOPLE) for _turn in range(3)]
     forms = list(texts.REMARKS)
-    chosen = [forms.pop(dice.number(0, len(forms) - 1)) for _ in range(dice.number(4, 9))]
+    chosen = [forms.pop(dice.number(0, len(forms) - 1)) for _turn in range(dice.number(4, 9))]
     return [f"{dice.one(speakers)}: {_filled(dice, form)}" for form in chosen]
 
 

@@ -16,8 +16,8 @@ description:
     With two servers that differ in one thing, such as multi-token prediction, this tells which is
     faster for which load.
   - Each point is warmed up, and begins with an empty prefix cache. A point that cannot be trusted
-    is returned in RV(rejected) with the reasons, among them failed requests, a queue in the server,
-    and GPUs that were slowed down.
+    is returned in RV(run.rejected) with the reasons, among them failed requests, a queue in the
+    server, and GPUs that were slowed down.
   - Uses a load generator of the installed SGLang, run on the managed host, else one of its own.
     Tokens are what the server counts, since a piece of text holds several with speculation.
   - Each point is written to a file in O(results) as soon as it is measured. The same task takes

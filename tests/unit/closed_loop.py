@@ -40,7 +40,7 @@ def loop(
 
 def ragged(count: int, seed: int, low: int = 100, high: int = 400) -> list[int]:
     dice = random.Random(seed)
-    return [dice.randint(low, high) for _ in range(count)]
+    return [dice.randint(low, high) for _turn in range(count)]
 
 
 def as_sglang(requests: Sequence[Request]) -> list[Request]:

@@ -32,11 +32,13 @@ def judge(
     requests: list[Request] = GOOD,
     seen: Seen = SEEN,
     duration: float | None = None,
-    asked: dict[str, int] = ASKED,
+    asked: dict[str, int] | None = None,
     concurrency: int = CONCURRENCY,
 ) -> dict[str, str]:
     point, part = figures(requests, concurrency, duration)
-    return {one["code"]: one["text"] for one in reasons(requests, point, part, asked, seen)}
+    return {
+        one["code"]: one["text"] for one in reasons(requests, point, part, asked or ASKED, seen)
+    }
 
 
 def changed(number: int, **values: Any) -> list[Request]:

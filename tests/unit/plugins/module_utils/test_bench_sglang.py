@@ -88,12 +88,12 @@ thoughts = "reasoning_content"
 if __name__ == "__main__":
     say(vars(options.parse_args()))
 """
-NAMES = [
+NAMES = (
     *("--backend", "--base-url", "--model", "--served-model-name", "--tokenizer", "--seed"),
     *("--dataset-name", "--dataset-path", "--sharegpt-output-len", "--num-prompts"),
     *("--max-concurrency", "--request-rate", "--warmup-requests", "--extra-request-body"),
     "--output-file",
-]
+)
 
 
 class Install:
@@ -124,7 +124,7 @@ class Install:
         (folder / "_bench.py").write_text(more + self.said + run)
         return folder / "seen.json"
 
-    def serving(self, name: str = "benchmark/serving.py", names: list[str] = NAMES) -> Path:
+    def serving(self, name: str = "benchmark/serving.py", names: tuple[str, ...] = NAMES) -> Path:
         path = self.package / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(self.said + SERVING.format(names=names))
@@ -235,7 +235,8 @@ def test_what_a_client_is_given(install: Install, name: str) -> None:
     else:
         settings = {key: value for key, value in settings.items() if key not in ("choices",)}
         expected = {
-            key: str(value) if type(value) is int else value for key, value in expected.items()
+            key: str(value) if not isinstance(value, (bool, str)) else value
+            for key, value in expected.items()
         }
     assert settings == expected
     assert seen["offline"] == "1"

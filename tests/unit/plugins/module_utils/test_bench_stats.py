@@ -46,7 +46,7 @@ def test_starts_are_found_again(seed: int) -> None:
     """Within one percent of all, also when each request has its own pace and some jitter."""
     dice = random.Random(seed)
     concurrency = dice.choice([2, 5, 16, 64])
-    paces = [dice.uniform(0.002, 0.02) for _ in range(6 * concurrency)]
+    paces = [dice.uniform(0.002, 0.02) for _turn in range(6 * concurrency)]
     truth = loop(
         concurrency, ragged(len(paces), seed, 10, 300), lambda number: paces[number], ttft=0.05
     )
@@ -142,7 +142,7 @@ def test_prompts_that_differ_are_no_unsteady_run() -> None:
     false = 0
     for seed in range(300):
         dice = random.Random(seed)
-        paces = [dice.choice([0.005, 0.007, 0.010]) for _ in range(30)]
+        paces = [dice.choice([0.005, 0.007, 0.010]) for _turn in range(30)]
         false += wavers(loop(1, [100] * 30, lambda number, p=paces: p[number])) is not None
     assert false <= 6
 
