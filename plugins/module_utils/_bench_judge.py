@@ -135,8 +135,8 @@ def _of_the_loop(
             "may be its own speed: leave it a free core, or use SGLang's Rust client",
         )
     started = with_starts(requests, concurrency)
-    done = [request for request in started if request.error is None]
-    variation = wavers(inside(done, part))
+    whole = inside(started, concurrency, part)
+    variation = wavers([request for request in whole if request.error is None])
     if variation is not None:
         yield (
             "unsteady",

@@ -292,7 +292,9 @@ run:
           type: float
           sample: 30.5
         output_tok_s:
-          description: Generated tokens a second of all requests together in the full part.
+          description:
+            - Generated tokens a second of all requests together while the loop was full, from the
+              tokens and the times of whole requests and how many were in flight.
           returned: always
           type: float
           sample: 540.1

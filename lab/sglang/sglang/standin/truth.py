@@ -14,7 +14,6 @@ all requests while the loop is full, tokens/s of one after its first, and how ma
 
 from __future__ import annotations
 
-import heapq
 import json
 import os
 import sys
@@ -27,7 +26,7 @@ from sglang.standin.engine import Engine, Request
 from sglang.standin.model import plan, read_model
 from sglang.standin.text import draft_chance
 
-WAVES = 8  # of the loop, of which the first and the last are left out
+WAVES = 24  # of the loop, of which the first and the last are left out
 
 
 @dataclass
@@ -74,21 +73,12 @@ def run(engine: Engine, requests: Iterable[Request], concurrency: int) -> list[T
 
 def steady(traces: list[Trace], concurrency: int) -> tuple[float, float]:
     """Return tokens/s of all while the loop is full, and the median request's after its first."""
-    starts = sorted(trace.start for trace in traces)
-    firsts = [trace.made[0][0] for trace in traces[:concurrency]]
-    begin, end = max(starts[concurrency], *firsts), starts[-1]
-    tokens = 0
-    paces: list[float] = []
-    for trace in traces:
-        before = 0
-        for moment, made in trace.made:
-            tokens += made - before if begin < moment <= end else 0
-            before = made
-        if trace.start >= begin and trace.made[-1][0] <= end:
-            took = trace.made[-1][0] - trace.made[0][0]
-            heapq.heappush(paces, (trace.made[-1][1] - 1) / took)
-    middle = heapq.nsmallest(len(paces) // 2 + 1, paces)[-1] if paces else 0.0
-    return tokens / (end - begin), middle
+    whole = sorted(traces, key=lambda trace: trace.start)[concurrency:-concurrency]
+    tokens = sum(trace.made[-1][1] for trace in whole)
+    busy = sum(trace.made[-1][0] - trace.start for trace in whole)
+    ends = [(trace.made[0][0], *trace.made[-1]) for trace in whole]
+    paces = sorted((made - 1) / (last - first) for first, last, made in ends)
+    return concurrency * tokens / busy, paces[len(paces) // 2]
 
 
 def main(argv: list[str]) -> None:

@@ -14,7 +14,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._bench_stats imp
     percentile,
     spread,
     steady_part,
-    tokens_in,
     wavers,
     with_starts,
 )
@@ -98,16 +97,6 @@ def test_without_a_second_wave_there_is_no_part() -> None:
     assert figures([], 8, None)[0]["requests"] == 0
 
 
-def test_tokens_of_a_part() -> None:
-    request = Request(1.0, 1.0, (1.0, 1.0), 5)  # one at 2, two at 3, two at 4
-    assert tokens_in(request, Steady(0.0, 9.0)) == 5
-    assert tokens_in(request, Steady(2.0, 3.0)) == 2
-    assert tokens_in(request, Steady(3.0, 4.0)) == 2
-    assert tokens_in(request, Steady(1.0, 2.0)) == 1
-    assert tokens_in(replace(request, gaps=()), Steady(1.0, 2.0)) == 5
-    assert tokens_in(replace(request, tokens=None), Steady(0.0, 9.0)) == 0
-
-
 def test_time_that_the_client_lost_lowers_what_was_in_flight() -> None:
     requests = as_sglang(loop(4, [200] * 40, lambda _number: 0.01))
     took = max(request.end for request in with_starts(requests, 4))
@@ -160,7 +149,33 @@ def test_too_few_requests_tell_nothing_of_steadiness() -> None:
     assert wavers([Request(0.0, 0.1, (), 1)] * 20) is None
 
 
-def test_only_whole_requests_are_inside() -> None:
-    requests = loop(1, [101] * 5, lambda _number: 0.01)
-    starts = [one.start for one in inside(requests, Steady(1.0, 3.0))]
-    assert starts == pytest.approx([1.0, 2.0])
+def test_the_first_and_the_last_are_not_inside() -> None:
+    requests = loop(2, [101] * 8, lambda _number: 0.01)
+    starts = [one.start for one in inside(requests, 2, Steady(1.0, 3.0))]
+    assert starts == pytest.approx([1.0, 1.0, 2.0, 2.0])
+    later = [one.start for one in inside(requests, 2, Steady(1.5, 3.0))]
+    assert later == pytest.approx([2.0, 2.0])
+
+
+def prefills_in_turns(count: int, seed: int) -> list[Request]:
+    """Return requests of a server that does one prefill at a time, their answers of three paces."""
+    dice = random.Random(seed)
+    free, ends, found = 0.0, [0.0] * 8, []
+    for _number in range(count):
+        start = min(ends)
+        first = free = max(start, free) + 0.1
+        took = 199 * 0.01 * dice.choice([0.8, 1.0, 1.4])
+        ends[ends.index(start)] = first + took
+        found.append(Request(start, first - start, (took / 199,) * 199, 200))
+    return found
+
+
+def test_requests_that_fall_out_of_step_count_their_prefill() -> None:
+    """Tokens by the clock would read up to a twelfth too low: more prefills than answers."""
+    many = prefills_in_turns(8000, 0)
+    true = 8000 * 200 / max(request.end for request in many)
+    found = [
+        figures(prefills_in_turns(32, seed), 8, None)[0]["output_tok_s"] / true - 1
+        for seed in range(1, 41)
+    ]
+    assert abs(sum(found) / len(found)) < 0.015
