@@ -170,11 +170,9 @@ def choose_from(
     if not choice:
         top = min(cap or 128, 128)
         choice = [*(2**k for k in range(7) if 2**k * 1.5 <= top), top]
-    fitting = [
-        level
-        for level in choice
-        if (cap is None or level <= cap) and (waited is None or level < waited)
-    ]
+    # a server is as fast for more clients as at its cap, so that stands for them
+    most = [level if cap is None else min(level, cap) for level in choice]
+    fitting = sorted({level for level in most if waited is None or level < waited})
     if not fitting:
         raise GpuHostError(
             f"even at the lowest level, {choice[0]}, requests wait in the queue of a server: name "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,21 @@ def run_playbook(
     inventory: str = "localhost,",
     variables: dict[str, Any] | None = None,
     environment: dict[str, str] | None = None,
+    *,
+    options: Sequence[str] = (),
 ) -> str:
     """Run a playbook with a folder's collections and programs first; return what it said."""
     paths = [str(folder / "collections"), os.environ.get("ANSIBLE_COLLECTIONS_PATH", "")]
     done = subprocess.run(
-        ["ansible-playbook", "-i", inventory, "-e", json.dumps(variables or {}), str(playbook)],
+        [
+            "ansible-playbook",
+            "-i",
+            inventory,
+            "-e",
+            json.dumps(variables or {}),
+            *options,
+            str(playbook),
+        ],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -1,0 +1,240 @@
+"""The role sglang_tune on this machine: what it restarts, measures, decides, keeps and puts back.
+
+systemd, the role that starts the server and the benchmark are stand-ins, with the rates of the
+lab's table; plan, verdict and files are real.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plays import ROOT, own_collection, run_playbook
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
+
+PLAY = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role:
+        name: gpuhost.inference.sglang_tune
+"""
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> HERE/called
+case "$1" in
+  show) echo LoadState=loaded; echo "ActiveState=$(cat HERE/state)" ;;
+  stop) echo inactive > HERE/state ;;
+esac
+"""
+SERVE = """
+- ansible.builtin.shell:
+    cmd: |
+      echo active > HERE/state
+      echo '{{ sglang_mtp_state | default("present") }}
+      {{- " %s" % sglang_max_running_requests if sglang_max_running_requests is defined
+      }}' >> HERE/served
+- ansible.builtin.set_fact:
+    sglang_ready:
+      server:
+        speculation: {algorithm: "{{ 'EAGLE' if mtp else none }}"}
+        effective_max_running_requests: "{{ 24 if mtp else 45 }}"
+  vars:
+    mtp: "{{ sglang_mtp_state | default('present') == 'present' }}"
+"""
+BENCH = """#!/usr/bin/python
+# WANT_JSON
+import json, pathlib, sys
+here = pathlib.Path("HERE")
+asked = json.loads(pathlib.Path(sys.argv[1]).read_text())
+name = f"{asked['arm']}-{asked['start'] or 1}"
+broken = here / "broken"
+if broken.exists() and broken.read_text() == name:
+    print(json.dumps({"failed": True, "msg": "the server went away"}))
+    sys.exit()
+mtp = (here / "served").read_text().split()[-2:][0] == "present"
+rates = {1: 79, 4: 277, 8: 473, 16: 732, 32: 1009, 45: 1135}
+if mtp:
+    rates = {1: 113, 4: 337, 8: 506, 16: 676, 24: 760}
+luck = 1 + 0.004 * (int(asked["start"] or 1) % 2) - 0.002
+file = pathlib.Path(asked["results"]) / f"{name}.json"
+fresh = asked["again"] == "all" or not file.exists()
+kind = asked["kinds"][0] if len(asked["kinds"]) == 1 else "mixed"
+run = {
+    "schema": 1, "arm": asked["arm"], "start": int(asked["start"] or 1), "at": f"{name} {here}",
+    "host": "h", "server": asked["url"], "client": {"name": "own", "version": "1"}, "seed": 1,
+    "corpus": {"sha256": "ab", "kinds": []}, "equal": {"sglang": VERSION},
+    "apart": {"effective_max_running_requests": 24 if mtp else 45}, "points": [], "rejected": [],
+} if fresh else json.loads(file.read_text())
+for one in asked["concurrencies"]:
+    speed = rates.get(int(one), 100.0) * luck * SPEED
+    spread = {key: 10.0 for key in ("mean", "median", "p90", "p95", "p99")}
+    run["points"].append({
+        "concurrency": int(one), "prompts": kind, "requests": 32, "duration_s": 1.0,
+        "steady_s": 1.0, "output_tok_s": speed, "per_request_tok_s": speed / int(one),
+        **{key: spread for key in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")},
+        "in_flight": float(one), "accept_length": 2.3 if mtp else None, "running_max": None,
+        "output_tokens": {"asked": 512, "median": 512.0}, "reasons": [],
+    })
+file.write_text(json.dumps(run))
+print(json.dumps({"changed": True, "run": run, "file": str(file), "key": asked["api_key"]}))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    own = own_collection(tmp_path, "plugins/module_utils", "plugins/filter", "meta")
+    (own / "plugins/plugin_utils").symlink_to(ROOT / "plugins/plugin_utils")
+    (own / "roles/sglang_mtp/tasks").mkdir(parents=True)
+    (own / "roles/sglang_tune").symlink_to(ROOT / "roles/sglang_tune")
+    (own / "roles/sglang_mtp/tasks/main.yml").write_text(SERVE.replace("HERE", str(tmp_path)))
+    be(tmp_path, 1.0, "0.5.23")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/systemctl").write_text(SYSTEMCTL.replace("HERE", str(tmp_path)))
+    (tmp_path / "bin/systemctl").chmod(0o755)
+    (tmp_path / "state").write_text("active\n")
+    (tmp_path / "served").write_text("")
+    (tmp_path / "play.yml").write_text(PLAY)
+    return tmp_path
+
+
+def be(here: Path, speed: float, version: str) -> None:
+    """Have the server be so fast, and of this release."""
+    text = BENCH.replace("HERE", str(here)).replace("SPEED", str(speed))
+    module = here / "collections/ansible_collections/gpuhost/inference/plugins/modules"
+    (module / "sglang_benchmark.py").write_text(text.replace("VERSION", repr(version)))
+
+
+def tune(here: Path, check: bool = False, extra: dict[str, Any] | None = None, **more: Any) -> str:
+    """Run the role with these variables in the inventory; return what it said."""
+    variables = {
+        "ansible_python_interpreter": sys.executable,
+        "sglang_api_key": "not-for-anybody",
+        "sglang_tune_allowed": True,
+        "sglang_tune_minutes": 180,
+        "sglang_tune_blocks": 1,
+        "sglang_tune_dir": f"{here}/reports",
+        **more,
+    }
+    hosts = here / "hosts.json"
+    hosts.write_text(json.dumps({"all": {"hosts": {"localhost": variables}}}))
+    said = run_playbook(
+        here,
+        here / "play.yml",
+        str(hosts),
+        {"__sglang_tune_home": f"{here}/tune", **(extra or {})},
+        options=["--check"] if check else [],
+    )
+    assert "not-for-anybody" not in said
+    (here / "said").write_text(said)
+    return " ".join(said.split())
+
+
+def served(here: Path) -> list[str]:
+    return (here / "served").read_text().splitlines()
+
+
+def results(here: Path) -> list[dict[str, Any]]:
+    files = sorted((here / "reports").glob("localhost-sglang-tune-*.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("more", [{"check": True}, {"sglang_tune_allowed": False}], ids=str)
+def test_nothing_is_done_before_it_is_allowed(here: Path, more: dict[str, Any]) -> None:
+    said = tune(here, **more)
+    assert "next: off on on off, each at C=1," in said
+    assert "failed=0" in said
+    assert served(here) == []
+    assert not (here / "tune").exists()
+    assert not (here / "called").exists()
+
+
+def test_a_time_that_is_too_short_is_told_before(here: Path) -> None:
+    said = tune(here, sglang_tune_minutes=10)
+    assert "not enough time: one block of two starts an arm at C=1, 8, 32, 128 needs" in said
+    assert "Raise sglang_tune_minutes" in said
+    assert served(here) == []
+
+
+def test_the_faster_one_for_the_load_is_kept(here: Path) -> None:
+    said = tune(here, sglang_tune_load={1: 0.9, 4: 0.1}, sglang_mtp_state="absent")
+    # each start is one of its own, with the same limit; then the winner, with its own
+    assert served(here) == ["absent 48", "present 48", "present 48", "absent 48", "present"]
+    assert "keep on: it gains more than 5 % over off" in said
+    assert "sglang now runs on." in said
+    assert "sglang_mtp_state: present" in said
+    assert (here / "called").read_text().count("stop sglang.service") >= 2
+    (result,) = results(here)
+    assert result["verdict"]["winner"] == "on"
+    assert [run["start"] for run in result["runs"]] == [1, 1, 2, 2]
+    assert [run["points"][0]["prompts"] for run in result["kinds"]] == ["code", "chat", "reasoning"]
+    (table,) = (here / "reports").glob("*.csv")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert {row["arm"] for row in rows} == {"off", "on"}
+    assert float(rows[0]["output_tok_s"]) == pytest.approx(79, rel=0.01)
+    # the next run begins anew
+    assert not (here / "tune/sglang/runs").exists()
+
+
+def test_without_a_winner_it_stays_as_it_is_declared(here: Path) -> None:
+    said = tune(here, sglang_tune_concurrencies=[1, 8, 32, 128])
+    assert served(here)[-1] == "present"
+    assert "depends: on gains at C=1" in said
+    (result,) = results(here)
+    assert (result["verdict"]["winner"], result["verdict"]["drop_at"]) == (None, [32, 45, 64, 128])
+    # each is measured up to what it runs at once
+    levels = {r["arm"]: [p["concurrency"] for p in r["points"]] for r in result["runs"]}
+    assert levels == {"off": [1, 8, 32, 45], "on": [1, 8, 24]}
+    words = {p["name"]: p["verdict"] for p in result["verdict"]["profiles"]}
+    assert words["single-user"] == "keep"
+    assert words["batch"] == "drop"
+
+
+def test_a_failure_puts_the_server_back_and_another_run_goes_on(here: Path) -> None:
+    (here / "broken").write_text("on-2")
+    said = tune(here, sglang_mtp_state="absent")
+    assert "Not all could be measured. Measure one concurrency: the server went away." in said
+    assert "serves again as it is declared; 2 starts are kept" in said
+    assert served(here) == ["absent 48", "present 48", "present 48", "absent"]
+    (here / "broken").unlink()
+    (here / "served").write_text("")
+    tune(here, sglang_mtp_state="absent")
+    assert served(here)[:2] == ["present 48", "absent 48"]
+    (result,) = results(here)
+    assert [(run["arm"], run["start"]) for run in result["runs"]] == [
+        ("off", 1),
+        ("on", 1),
+        ("on", 2),
+        ("off", 2),
+    ]
+
+
+def test_an_arm_that_is_overruled_is_not_measured(here: Path) -> None:
+    said = tune(here, extra={"sglang_mtp_state": "absent"})
+    assert "The server was to run with MTP and does not: are sglang_mtp_state" in said
+    assert served(here)[-1].startswith("absent")
+
+
+def test_a_release_that_is_slower_is_named(here: Path) -> None:
+    tune(here, sglang_tune_by_kind=False)
+    be(here, 0.7, "0.5.24")
+    results_path(here).rename(here / "reports/localhost-sglang-tune-0.json")
+    tune(here, sglang_tune_by_kind=False)
+    before, now = results(here)
+    assert before["history"] == []
+    assert {one["arm"]: one["verdict"] for one in now["history"]} == {
+        "off": "slower",
+        "on": "slower",
+    }
+    assert now["history"][0]["changed"][0]["key"] == "sglang"
+
+
+def results_path(here: Path) -> Path:
+    (path,) = (here / "reports").glob("*.json")
+    return path
