@@ -43,19 +43,19 @@ options:
     default: []
   benchmark:
     description:
-      - Runs of C(gpuhost.inference.sglang_benchmark), one for each start of an arm.
+      - Runs of M(gpuhost.inference.sglang_benchmark), one for each start of an arm.
     version_added: 0.2.0
     type: list
     elements: dict
     default: []
   verdict:
-    description: What the filter C(gpuhost.inference.tune_verdict) said of these runs.
+    description: What P(gpuhost.inference.tune_verdict#filter) said of these runs.
     version_added: 0.2.0
     type: dict
     default: {}
   history:
     description:
-      - What the filter C(gpuhost.inference.tune_history) said of these runs and earlier ones.
+      - What P(gpuhost.inference.tune_history#filter) said of these runs and earlier ones.
     version_added: 0.2.0
     type: dict
     default: {}

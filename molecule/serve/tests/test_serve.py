@@ -189,12 +189,11 @@ def test_no_request_fails_while_both_are_restarted(host: Host, run: Run, port: i
     _assert_routed(port)
 
 
-def test_second_run_changes_nothing(
-    host: Host, run: Run, declare: Callable[..., list[str]]
-) -> None:
+def test_second_run_changes_nothing(host: Host, run: Run) -> None:
     before = _invocations(host)
-    said = run("../molecule/serve/converge", *declare(ct100=CHANGED))
-    assert re.findall(r"changed=(\d+)", said.partition("PLAY RECAP")[2]) == ["0", "0", "0"]
+    # of the one that has all: the server that was taken back, and the router
+    said = run("../molecule/serve/converge", "--limit", "ct101")
+    assert re.findall(r"changed=(\d+)", said.partition("PLAY RECAP")[2]) == ["0"]
     assert _invocations(host) == before
 
 
