@@ -1,0 +1,90 @@
+"""Does MTP pay on this server? The lab's stand-in has a known truth, and it is found.
+
+The tests are one story and run in order.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testinfra.host import Host
+
+testinfra_hosts = ["ansible://pve1"]
+RunPlaybook = Callable[..., subprocess.CompletedProcess[str]]
+# What a start of the stand-in brings, with the same words for all prompts (lab/sglang/README.md)
+TRUE_GAIN = {"single-user": 113 / 79, "batch": 761 / 1134}
+
+
+@pytest.fixture(scope="module")
+def reports(root: Path) -> Path:
+    return root / ".build/reports"
+
+
+@pytest.fixture(scope="module")
+def said(run_playbook: RunPlaybook, reports: Path) -> str:
+    for old in reports.glob("ct100-sglang-tune-*"):
+        old.unlink()
+    load = {"sglang_tune_load": {1: 1.0}, "sglang_tune_allowed": True}
+    done = run_playbook("tune_mtp", "-e", json.dumps(load))
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+    return " ".join(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def result(said: str, reports: Path) -> dict[str, Any]:
+    assert said
+    (file,) = reports.glob("ct100-sglang-tune-*.json")
+    read: dict[str, Any] = json.loads(file.read_text())
+    return read
+
+
+def test_without_leave_only_the_plan_is_shown(host: Host, run_playbook: RunPlaybook) -> None:
+    script = "pct exec 100 -- systemctl show sglang -P InvocationID"
+    before = host.check_output(script)
+    done = run_playbook("tune_mtp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "next: off on on off, each at C=1" in done.stdout
+    assert "Nothing is done without sglang_tune_allowed" in " ".join(done.stdout.split())
+    assert host.check_output(script) == before
+
+
+def test_the_truth_is_found(result: dict[str, Any]) -> None:
+    verdict = result["verdict"]
+    assert verdict["unequal"] == []
+    assert verdict["left_out"] == []
+    caps = {run["arm"]: run["apart"]["effective_max_running_requests"] for run in result["runs"]}
+    assert caps == {"off": 45, "on": 24}
+    profiles = {profile["name"]: profile for profile in verdict["profiles"]}
+    for name, gain in TRUE_GAIN.items():
+        assert profiles[name]["low"] < gain < profiles[name]["high"], profiles[name]
+    assert profiles["single-user"]["verdict"] == "keep"
+    assert profiles["batch"]["verdict"] == "drop"
+    # between the two: it gains 7 % at 8 and loses 8 % at 16, so that neither may be said
+    assert profiles["team"]["verdict"] in ("tie", "not-enough-data")
+
+
+def test_it_is_applied_and_reported(
+    host: Host, said: str, result: dict[str, Any], reports: Path
+) -> None:
+    assert result["verdict"]["winner"] == "on"
+    assert "sglang now runs on" in said
+    assert "speculative-algorithm" in host.check_output("pct exec 100 -- cat /etc/sglang.yaml")
+    (table,) = reports.glob("ct100-sglang-tune-*.csv")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["arm"], row["concurrency"]) for row in rows] == [
+        *(("off", "1"), ("off", "45"), ("on", "1"), ("on", "24")),
+        *(("on", "1"), ("on", "24"), ("off", "1"), ("off", "45")),
+    ]
+    page = (reports / "pve1.html").read_text()
+    assert "keep on: it gains more than 5 % over off" in page
+    assert "<svg" in page
+    kinds = {
+        run["points"][0]["prompts"]: run["points"][0]["accept_length"] for run in result["kinds"]
+    }
+    assert kinds["code"] > kinds["chat"] > kinds["reasoning"] > 1
