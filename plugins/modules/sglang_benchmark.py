@@ -316,7 +316,7 @@ run:
         itl_ms:
           description:
             - Milliseconds from one piece of text to the next. A piece holds several tokens with
-              speculation, so compare RV(run.points.tpot_ms) instead.
+              speculation, so compare C(tpot_ms) instead.
           returned: always
           type: dict
           sample: {mean: 30.5, median: 30.1, p90: 33.0, p95: 35.2, p99: 41.0}
