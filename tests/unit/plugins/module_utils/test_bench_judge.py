@@ -29,16 +29,16 @@ WAITING = (2.0, 0.0, 3.0, 4.0, 3.0)
 
 
 def judge(
-    requests: list[Request] = GOOD,
+    requests: list[Request] | None = None,
     seen: Seen = SEEN,
     duration: float | None = None,
     asked: dict[str, int] | None = None,
     concurrency: int = CONCURRENCY,
 ) -> dict[str, str]:
-    point, part = figures(requests, concurrency, duration)
-    return {
-        one["code"]: one["text"] for one in reasons(requests, point, part, asked or ASKED, seen)
-    }
+    asking = GOOD if requests is None else requests
+    point, part = figures(asking, concurrency, duration)
+    found = reasons(asking, point, part, asked or ASKED, seen)
+    return {one["code"]: one["text"] for one in found}
 
 
 def changed(number: int, **values: Any) -> list[Request]:
