@@ -9,8 +9,11 @@ name: sglang_worker_url
 short_description: Tell where the server of a host is reached from other hosts
 version_added: 0.2.0
 description:
-  - Builds the address from the variables C(ansible_host) or else C(inventory_hostname),
-    C(sglang_port) and C(sglang_ssl_certfile) of the host.
+  - Takes the variable C(sglang_worker_url) of the host, where it has one. Else builds the address
+    from C(ansible_host) or else C(inventory_hostname), C(sglang_port) and C(sglang_ssl_certfile).
+  - A container that is reached through its Proxmox host (connection
+    C(community.proxmox.proxmox_pct_remote)) needs that variable, as C(ansible_host) is the Proxmox
+    host's address then. Without it this is an error.
 positional: _input
 options:
   _input:
@@ -49,8 +52,17 @@ from ansible_collections.gpuhost.inference.plugins.filter.sglang_url import sgla
 def sglang_worker_url(variables: Any) -> str:
     if not isinstance(variables, Mapping) or "inventory_hostname" not in variables:
         raise AnsibleFilterError("sglang_worker_url takes the variables of a host, as of hostvars")
+    told = variables.get("sglang_worker_url")
+    if told:
+        return str(told)
+    name = variables["inventory_hostname"]
+    if str(variables.get("ansible_connection", "")).endswith("pct_remote"):
+        raise AnsibleFilterError(
+            f"{name} is reached through its Proxmox host, so ansible_host is not the address of its "
+            "server: give it the variable sglang_worker_url, such as http://192.0.2.100:30000"
+        )
     flags = {
-        "host": variables.get("ansible_host") or variables["inventory_hostname"],
+        "host": variables.get("ansible_host") or name,
         "port": variables.get("sglang_port"),
         "ssl-certfile": variables.get("sglang_ssl_certfile"),
     }

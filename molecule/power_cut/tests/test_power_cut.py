@@ -125,7 +125,7 @@ def test_the_lock_of_a_running_change_keeps_the_next_one_out(
 ) -> None:
     host.check_output(
         "systemd-run --quiet --unit=hold flock /run/gpuhost.lock "
-        "sh -c 'echo $$ somebody >/run/gpuhost.lock; exec sleep 100'"
+        "sh -c 'echo $$ somebody >/run/gpuhost.lock; exec sleep infinity'"
     )
     result = run_module("gpu", **LOOK)
     host.check_output("systemctl stop hold")
