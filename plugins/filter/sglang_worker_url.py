@@ -58,8 +58,8 @@ def sglang_worker_url(variables: Any) -> str:
     name = variables["inventory_hostname"]
     if str(variables.get("ansible_connection", "")).endswith("pct_remote"):
         raise AnsibleFilterError(
-            f"{name} is reached through its Proxmox host, so ansible_host is not the address of its "
-            "server: give it the variable sglang_worker_url, such as http://192.0.2.100:30000"
+            f"{name} is reached through its Proxmox host, so ansible_host is not its server's "
+            "address: give it the variable sglang_worker_url, such as http://192.0.2.100:30000"
         )
     flags = {
         "host": variables.get("ansible_host") or name,
