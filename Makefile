@@ -31,14 +31,12 @@ else
 	$(MAKE) --no-print-directory --jobs=2 lane-amd lane-intel
 endif
 
-# one lane for each machine of the lab, side by side; most scenarios run on either, identity_trial needs intel
-INTEL := power_cut guards hung_unbind identity_trial
+# one lane for each machine of the lab, side by side; most scenarios run on either, identity_trial needs intel. serve and
+# tune come last, since what they deploy is nothing that others expect; tune is too long for every run: TUNE=all
+INTEL := power_cut guards hung_unbind identity_trial serve $(if $(TUNE),tune)
 # in this order, since the faults that neighbour makes stay in the log of its boot
 AMD := check_mode default recover
-# last, since what they deploy is nothing that others expect; tune is too long for every run: TUNE=all
-LAST := serve tune
-AMD += $(filter-out $(INTEL) $(AMD) $(LAST),$(notdir $(patsubst %/molecule.yml,%,$(wildcard molecule/*/molecule.yml))))
-AMD += $(if $(TUNE),$(LAST),serve)
+AMD += $(filter-out $(INTEL) $(AMD) tune,$(notdir $(patsubst %/molecule.yml,%,$(wildcard molecule/*/molecule.yml))))
 lane-amd: TAKES := $(AMD)
 lane-intel: TAKES := $(INTEL)
 lane-amd lane-intel:
