@@ -18,7 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import (
+    redact,
+    redact_fields,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
     NO_ANSWER,
     NO_CONNECTION,
@@ -321,9 +324,7 @@ def _judge_answers(seen: Witnesses) -> Verdict | None:
     fault = _models_fault(seen.models)
     served = model_ids(seen.models)
     if not fault and seen.expected is not None and seen.expected not in served:
-        return Verdict(
-            "degraded", f"it serves {', '.join(served) or 'no model'}, not {seen.expected}"
-        )
+        return Verdict("degraded", f"it serves {', '.join(served)}, not {seen.expected}")
     if not fault and seen.generated is not None:
         fault = text_fault(seen.generated)
     return Verdict("degraded", f"it is healthy, but {fault}") if fault else None
@@ -331,8 +332,10 @@ def _judge_answers(seen: Witnesses) -> Verdict | None:
 
 def _models_fault(models: Reply | None) -> str | None:
     """Return what is wrong with the answer of `/v1/models`."""
-    if models is None or models.status == 200:
+    if models is None:
         return None
+    if models.status == 200:
+        return None if model_ids(models) else "/v1/models lists no model: is it SGLang?"
     if models.status == 401:
         return "does not take this api_key (401): the key is wrong, or missing"
     return f"/v1/models answers {models.status or models.failure}"
@@ -351,7 +354,7 @@ def model_ids(models: Reply | None) -> list[str]:
     """Return the ids that `/v1/models` lists."""
     data = list_of(models.json().get("data")) if models is not None else []
     ids = [text_of(dict_of(model).get("id")) for model in data]
-    return [redact(one) for one in ids if one is not None]
+    return [str(redact_fields(one)) for one in ids if one is not None]
 
 
 def sheds_load(reply: Reply | None) -> bool:

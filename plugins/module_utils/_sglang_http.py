@@ -24,6 +24,9 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import G
 
 MOST = 8 * 1024 * 1024  # bytes of an answer that are read; the longest of SGLang has 300 KB
 
+# A count or size beyond it is none: digits without end, which no float holds, or an infinity
+_HIGHEST = 2.0**63
+
 REFUSED, NO_ANSWER, NO_CONNECTION = "refused", "timeout", "no connection"
 
 
@@ -68,8 +71,9 @@ def text_of(value: Any) -> str | None:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a field that should be a number, `None` when it is none."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """Return a field that should be a number, `None` when it is none that can be computed with."""
+    counts = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if counts and abs(value) <= _HIGHEST else None
 
 
 def whole_of(value: Any) -> int | None:
@@ -206,7 +210,8 @@ class Client:
                 raise http.client.IncompleteRead(content, answer.length)
             else:
                 status, text = answer.status, content.decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
+        # http.client lets a chunk of less than no bytes through to the reader, which refuses it
+        except (OSError, http.client.HTTPException, ValueError) as error:
             failure = _failure(error, NO_ANSWER)
         finally:
             connected.close()
@@ -249,15 +254,18 @@ def _parts(url: str) -> tuple[str, int, str]:
     Raises:
         GpuHostError: it is none of HTTP, or holds a password.
     """
+    # before anything of it is quoted, however it is misspelt
+    if "@" in url or "?" in url:
+        raise GpuHostError(
+            "url must not hold a user, a password or a query: a key goes into api_key"
+        )
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise GpuHostError(f"url is not one: {error}") from error
-    if parts.username is not None or parts.password is not None:
-        raise GpuHostError("url must not hold a user or password: a key goes into api_key")
     printable = url.isascii() and url.isprintable() and " " not in url
-    if parts.scheme not in ("http", "https") or not host or not printable or parts.query:
+    if parts.scheme not in ("http", "https") or not host or not printable:
         raise GpuHostError(f"url: {url!r} is not one as http://127.0.0.1:30000")
     return host, port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")
 
@@ -271,7 +279,9 @@ def _failure(error: Exception, timed_out: str) -> str:
         return "it does not speak TLS: is the url one of http?"
     if isinstance(error, TimeoutError) or "timed out" in str(error):
         return timed_out
-    if isinstance(error, (http.client.HTTPException, ConnectionResetError)):
+    if isinstance(error, (http.client.HTTPException, ConnectionResetError, ValueError)) and not (
+        isinstance(error, UnicodeError)
+    ):
         return "it closed the connection or does not speak HTTP: is the url one of https?"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
@@ -291,7 +301,9 @@ class Metric:
 
 _SAME_WORK = re.compile(r'(?:tp_rank|pp_rank|moe_ep_rank)="[^"]*",?')
 _SAMPLE = re.compile(
-    r"(?:sglang[:_])?([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([-+]?[.\d]+(?:[eE][-+]?\d+)?)(?:\s|$)"
+    r"(?:sglang[:_])?([a-zA-Z_:][\w:]*)(?:\{(.*)\})? "
+    r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:\s|$)",
+    re.ASCII,
 )
 
 
@@ -304,7 +316,7 @@ def parse_metrics(text: str) -> dict[str, Metric]:
     values: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
-        if match and match[3].count(".") <= 1 and match[3].strip("+-") != ".":
+        if match and abs(float(match[3])) <= _HIGHEST:
             same = values.setdefault(match[1], {})
             labels = _SAME_WORK.sub("", match[2] or "").rstrip(",")
             same[labels] = max(float(match[3]), same.get(labels, -math.inf))

@@ -71,6 +71,8 @@ _INTERVAL = {"loading": 2.0, "warming": 2.0}
 _LONG_INTERVAL = 10.0
 # `/health` with a generation sleeps a second at least; one that is quicker was none.
 _NO_GENERATION = 0.9
+# Of as many tokens and one pass less it is 1.03, which is `dead` still.
+_FEWEST = 32
 # Real text, as acceptance depends on it: one repeated token is accepted always, noise never.
 _PROMPT = (
     "The following is a clear explanation, for a new colleague, of how a web browser fetches a "
@@ -208,7 +210,7 @@ def _health(seen: Witnesses, question: Question, client: Client) -> Reply:
     health = client.ask("/health", max(question.timeout, 1.0))
     if health.status == 200 and health.seconds < _NO_GENERATION and not helps_rank_0(seen):
         generated = client.ask("/health_generate", max(question.timeout, 1.5))
-        if generated.status in (None, 200, 503):
+        if generated.status != 404:  # a release without it
             return generated
     return health
 
@@ -391,7 +393,7 @@ def _speculation(
     means = [number_of(state.get("avg_spec_accept_length")) for state in states]
     known = [mean for mean in means if mean]
     measures = (
-        ("generate", _measured(seen.generated) if measure else None),
+        ("generate", _measured(seen.generated, drafts) if measure else None),
         ("server_info", sum(known) / len(known) if known else None),
         ("metrics", _gauge(seen.metrics, "spec_accept_length")),  # 0.0 also when it is off
     )
@@ -409,11 +411,18 @@ def _speculation(
     }
 
 
-def _measured(reply: Reply | None) -> float | None:
-    """Return tokens per verification pass, from the two fields that all releases have."""
+def _measured(reply: Reply | None, drafts: int | None) -> float | None:
+    """Return tokens per verification pass, from the two fields that all releases have.
+
+    The first token comes without a pass. Of an answer that soon ends it makes so much that drafts
+    which are never accepted would look well: that measures nothing.
+    """
     meta = dict_of(reply.json().get("meta_info")) if reply is not None else {}
     passes, tokens = (number_of(meta.get(name)) for name in ("spec_verify_ct", "completion_tokens"))
-    return tokens / passes if passes and tokens is not None else None
+    if tokens is None or passes is None or tokens < _FEWEST or passes <= 0:
+        return None
+    length = tokens / passes
+    return length if drafts is None or length <= drafts + 1 else None
 
 
 def _gauge(metrics: Mapping[str, Metric] | None, name: str) -> float | None:

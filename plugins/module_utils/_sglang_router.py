@@ -16,6 +16,7 @@ Facts are from sglang-router 0.3.2 and smg 1.13.0, both run in front of servers.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import urllib.parse
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
     NO_ANSWER,
     NO_CONNECTION,
@@ -31,6 +33,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http imp
     Client,
     Reply,
     parse_metrics,
+    whole_of,
 )
 
 _TIMEOUT = 10.0
@@ -104,7 +107,7 @@ def worker_urls(texts: Sequence[str]) -> list[str]:
 
 
 def _said(reply: Reply) -> str:
-    return reply.failure or f"{reply.status} {reply.body[:200]}".strip()
+    return reply.failure or f"{reply.status} {redact(reply.body[:200])}".strip()
 
 
 def read_workers(router: Client) -> list[Worker]:
@@ -125,7 +128,7 @@ def read_workers(router: Client) -> list[Worker]:
     return [
         Worker(
             str(one.get("id")),
-            str(one.get("url", "")).rstrip("/"),
+            redact(str(one.get("url", ""))).rstrip("/"),
             one.get("is_healthy") is True,
             None if one.get("model_id") in (None, "unknown") else str(one["model_id"]),
         )
@@ -186,7 +189,8 @@ def read_load(worker: Client) -> Load:
         said.append(f"/v1/loads: {_said(loads)[:80]}")
     values = parse_metrics(metrics.body) if metrics.status == 200 else {}
     if "num_running_reqs" in values and "num_queue_reqs" in values:
-        found.append(int(values["num_running_reqs"].total + values["num_queue_reqs"].total))
+        gauges = (values["num_running_reqs"], values["num_queue_reqs"])
+        found.append(sum(math.ceil(abs(gauge.total)) for gauge in gauges))
         said.append(f"/metrics: {found[-1]} requests")
     return Load(tuple(found), False, ", ".join(said))
 
@@ -194,8 +198,8 @@ def read_load(worker: Client) -> Load:
 def _count(rank: Any) -> int:
     """Return the requests of one rank; what it does not say counts as one that runs."""
     rank = rank if isinstance(rank, dict) else {}
-    counts = [rank.get("num_running_reqs"), rank.get("num_waiting_reqs")]
-    return sum(count if isinstance(count, int) else 1 for count in counts)
+    counts = [whole_of(rank.get(name)) for name in ("num_running_reqs", "num_waiting_reqs")]
+    return sum(count if count is not None and count >= 0 else 1 for count in counts)
 
 
 @dataclass(frozen=True)

@@ -203,13 +203,16 @@ def read_listener(host: Reader, url: str, unit: Unit | None) -> Listener | None:
         if address == "::" or (address == "0.0.0.0" and any(":" not in one for one in wanted))
     }
     addresses = {inodes[inode] for inode in answering or inodes}
-    pid = _owner(host, answering or set(inodes), unit)
+    # where several may answer, as for localhost, all must be its own
+    sets = [{inode} for inode in sorted(answering)] or [set(inodes)]
+    owners = [(pid, _whose(host, pid, unit)) for pid in (_owner(host, one, unit) for one in sets)]
+    pid, ours = next((owner for owner in owners if owner[1] is not True), owners[0])
     return Listener(
         open=True,
         pid=pid,
         command=host.text(f"/proc/{pid}/comm") if pid else None,
         addresses=tuple(sorted(addresses)),
-        ours=None if pid is None or unit is None else belongs(host, pid, unit),
+        ours=ours,
         elsewhere=bool(wanted) and not answering,
     )
 
@@ -246,6 +249,11 @@ def _owner(host: Reader, inodes: set[str], unit: Unit | None) -> int | None:
         except UnreadableError:
             continue  # another user's; the caller answers "not known"
     return None
+
+
+def _whose(host: Reader, pid: int | None, unit: Unit | None) -> bool | None:
+    """Tell whether a process is of the unit, `None` when that is not known."""
+    return None if pid is None or unit is None else belongs(host, pid, unit)
 
 
 def belongs(host: Reader, pid: int, unit: Unit) -> bool:

@@ -56,7 +56,7 @@ options:
   acceptance_tokens:
     description:
       - Measure how many drafted tokens are accepted, in one request over this many tokens of real
-        text. Use 200 or more. V(0) does not measure.
+        text. Use 200 or more, for of fewer than 32 nothing can be told. V(0) does not measure.
       - It takes as long as generating that many tokens takes.
     type: int
     default: 0

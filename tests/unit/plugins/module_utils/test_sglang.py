@@ -423,6 +423,18 @@ def test_whose_listener(tmp_path: Path, main_pid: int | None, group: str, ours: 
     assert listener.ours is ours
 
 
+def test_localhost_where_a_stranger_has_one_of_its_addresses(tmp_path: Path) -> None:
+    """Who asks localhost asks `::1` first: nobody else's answer counts, and no key is for them."""
+    stranger = ANY6.replace("0" * 32, "0" * 24 + "01000000").replace(" 5001 ", " 6001 ")
+    host = tree(tmp_path, LOOP4, stranger)
+    listener = read_listener(host, "http://localhost:30000", RUNS)
+    assert listener is not None
+    assert (listener.pid, listener.ours) == (1, False)
+    assert read_listener(host, URL, RUNS) == Listener(
+        open=True, pid=43, command="python3", addresses=("127.0.0.1",), ours=True
+    )
+
+
 def test_no_listener(tmp_path: Path) -> None:
     host = tree(tmp_path, CONNECTED)
     assert read_listener(host, URL, RUNS) == CLOSED

@@ -128,6 +128,7 @@ def test_giant_answer_is_not_kept(
         (b"", None, "closed the connection"),
         (HEAD + b"Content-Length: 9\r\n\r\nhalf", None, "closed the connection"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", None, "closed the connection"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nhi", None, "closed the connection"),
     ],
 )
 def test_answers(
@@ -238,11 +239,18 @@ def test_tls(serve: Callable[..., Server], tmp_path: Path) -> None:
         "http://[::1",
         "http://a?x=1",
         "http://\xe4",
+        "http://a/?api_key=hunter2",
+        # a user and a password, however misspelt
+        "me:hunter2@a:30000",
+        "http:/me:hunter2@a",
+        "http://me:hunter2/x@a",
+        "http://me:x@y:hunter2#@a",
     ],
 )
 def test_no_url(url: str) -> None:
-    with pytest.raises(GpuHostError, match=r"^url"):
+    with pytest.raises(GpuHostError, match=r"^url") as error:
         Client(url)
+    assert "hunter2" not in str(error.value)
 
 
 def test_key_that_no_header_can_carry() -> None:
@@ -262,7 +270,9 @@ def test_numbers_that_are_no_json() -> None:
     json.dumps(found, allow_nan=False)
 
 
-@pytest.mark.parametrize("line", ["x 1.2.3", "x .", "x e", "x", "x{ 1", "x +", "x 1e", "", "x NaN"])
+@pytest.mark.parametrize(
+    "line", ["x 1.2.3", "x .", "x e", "x", "x{ 1", "x +", "x 1e", "", "x NaN", "x -.e5", "x 1e999"]
+)
 def test_what_is_no_metric(line: str) -> None:
     found: dict[str, Any] = parse_metrics(f"{line}\ny 2\n")
     assert found.keys() == {"y"}

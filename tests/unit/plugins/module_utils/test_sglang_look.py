@@ -149,6 +149,12 @@ def test_health_without_a_generation_is_not_believed(host: Reader) -> None:
     flag = answer(200, "", 0.003)
     assert verdict_of(host, Scripted(health=flag, health_generate=SLOW))[0] == "hung"
     assert verdict_of(host, Scripted(health=flag, health_generate=WELL))[0] == "ready"
+    for status in (401, 500):  # it says no, whatever the flag says
+        said = verdict_of(host, Scripted(health=flag, health_generate=answer(status)))
+        assert said == (
+            "degraded",
+            f"/health answers {status}: is it SGLang that listens at {URL}?",
+        )
     assert verdict_of(host, Scripted(health=flag))[0] == "ready"  # a release without the other
     client = Scripted()
     verdict_of(host, client)
@@ -188,7 +194,9 @@ def test_ranks_of_data_parallelism_are_added(host: Reader) -> None:
     assert found["speculation"]["accept_length"] == 2.5
 
 
-ODD: tuple[Any, ...] = (None, True, "text", 7, -1.5, [], [None], ["a", [1]], {}, {"id": {"a": 1}})
+ODD: tuple[Any, ...] = (
+    None, True, "text", 7, -1.5, 10**400, "\ud800", [], [None], ["a", [1]], {}, {"id": {"a": 1}},
+)  # fmt: skip
 FIELDS = (
     "version", "model_path", "max_total_num_tokens", "internal_states", "status",
     "speculative_algorithm", "speculative_num_draft_tokens", "speculative_num_steps", "api_key",
@@ -214,7 +222,43 @@ def test_odd_answers_are_no_traceback(host: Reader, odd: Any) -> None:
         seen = look(question, client, host, SERVES)
         verdict = judge_server(seen)
         assert verdict.state in ("ready", "degraded")
-        json.dumps([facts(seen, verdict, question), list(describe(seen))], allow_nan=False)
+        said = [facts(seen, verdict, question), list(describe(seen))]
+        json.dumps(said, allow_nan=False, ensure_ascii=False).encode()  # which is printed
+
+
+@pytest.mark.parametrize("models", ["<html>welcome</html>", {"data": []}])
+def test_a_program_that_answers_all_with_200_is_no_server(host: Reader, models: Any) -> None:
+    client = Scripted(v1_models=answer(200, models), health_generate=answer(200, "<html>"))
+    state, reason = verdict_of(host, client)
+    assert (state, reason) == (
+        "degraded",
+        "it is healthy, but /v1/models lists no model: is it SGLang?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "passes", "verdict"),
+    [
+        (256, 255, "dead"),
+        (32, 31, "dead"),
+        (256, 64, "ok"),
+        # the model ended early: with drafts that are never accepted these would look well
+        (3, 2, "unknown"),
+        (21, 20, "unknown"),
+        # more than can be
+        (256, 10, "unknown"),
+        (-256, -64, "unknown"),
+    ],
+)
+def test_acceptance_of_a_measurement(host: Reader, tokens: int, passes: int, verdict: str) -> None:
+    meta = {"spec_verify_ct": passes, "completion_tokens": tokens}
+    client = Scripted(
+        server_info=answer(200, {"speculative_num_draft_tokens": 4}),
+        generate=answer(200, {"text": "a text", "meta_info": meta}),
+    )
+    question = Question(URL, unit="sglang", acceptance_tokens=256)
+    seen = look(question, client, host, SERVES)
+    assert facts(seen, judge_server(seen), question)["speculation"]["verdict"] == verdict
 
 
 def test_no_secret_of_a_server_in_a_result(host: Reader) -> None:

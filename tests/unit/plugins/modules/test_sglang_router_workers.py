@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
-from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Client
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Client, Reply
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_router import (
     read_load,
     worker_urls,
@@ -167,6 +168,26 @@ def test_load_that_no_witness_tells_is_not_idle() -> None:
         load = read_load(Client(f"http://127.0.0.1:{silent.getsockname()[1]}"))
     assert not load.gone
     assert not load.idle
+
+
+@pytest.mark.parametrize(
+    ("loads", "metrics"),
+    [
+        ([{"num_running_reqs": -1, "num_waiting_reqs": 0}, {"num_running_reqs": 1}], ""),
+        ([{"num_running_reqs": 10**400, "num_waiting_reqs": 0}], ""),
+        ([{"num_running_reqs": False, "num_waiting_reqs": 0}], ""),
+        (None, "num_running_reqs -1\nnum_queue_reqs 1\n"),
+        (None, "num_running_reqs 0.5\nnum_queue_reqs 0\n"),
+        (None, "num_running_reqs 1e999\nnum_queue_reqs 0\n"),
+    ],
+)
+def test_load_of_odd_numbers_is_not_idle(loads: Any, metrics: str) -> None:
+    class Odd(Client):
+        def ask(self, path: str, *_rest: Any, **_more: Any) -> Reply:
+            body = json.dumps({"loads": loads}) if path == "/v1/loads" else metrics
+            return Reply(200, body, None, 0.0)
+
+    assert not read_load(Odd("http://a")).idle
 
 
 def hang_up(server: socket.socket) -> None:
