@@ -184,7 +184,9 @@ def test_a_server_that_fails_gives_way_to_the_one_before(here: Path) -> None:
 
 
 def test_a_server_with_flags_on_its_command_line_is_waited_for_at_its_port(here: Path) -> None:
-    unit = "[Service]\nExecStart=python -m sglang.launch_server --port 30009\n"
+    # as release 0.1.0 and many an administrator wrote it: with tokens, which no --diff may show
+    unit = f"[Service]\nEnvironment=HF_TOKEN={KEY}\n"
+    unit += f"ExecStart=python -m sglang.launch_server --port 30009 --api-key {KEY}\n"
     write(here / "etc", {"chat.service": unit})
     write(here, {"state": "deactivating\n"})  # it was asked to end, and answers still
     said = serve(here, 0.2)
