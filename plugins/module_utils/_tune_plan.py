@@ -24,6 +24,7 @@ from typing import Any
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs import (
     Run,
+    differences,
     hold,
     read_load,
     read_runs,
@@ -102,6 +103,8 @@ def plan(
     strange = sorted({run.arm for run in read} - set(arms))
     if strange:
         raise GpuHostError(f"a run is of the arm {strange[0]}, not among the arms: name it too")
+    for arm in arms:
+        _refuse_mixture(arm, [run for run in read if run.arm == arm])
     cap = _cap(read, max_concurrency)
     choice = choose_from(levels, cap, shares, min(waited_at(read), default=None))
     skipped = sorted({level for level in levels if level > choice[-1]}) if not shares else []
@@ -137,6 +140,22 @@ def plan(
         "minutes": math.ceil(seconds / 60),
     }
     return {**result, "text": _text(result, budget)}
+
+
+def _refuse_mixture(arm: str, runs: Sequence[Run]) -> None:
+    """Refuse starts of one arm that are not of one setting: they would count as its repeats."""
+
+    def setting(run: Run) -> dict[str, Any]:
+        told = {key: value for key, value in run.apart.items() if key.startswith("speculative_")}
+        return {**run.how, **run.equal, **told}
+
+    found = differences({arm: runs}, setting)
+    if found:
+        key, values = found[0]["key"], ", ".join(map(str, found[0][arm]))
+        raise GpuHostError(
+            f"the starts of the arm {arm} differ in {key} ({values}), so they are of two "
+            "measurements: move those away that are not of this one"
+        )
 
 
 def _cap(runs: Sequence[Run], asked: int | None) -> int | None:

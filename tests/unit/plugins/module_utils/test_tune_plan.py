@@ -265,3 +265,24 @@ def test_bad_input(arguments: tuple[Any, ...], options: dict[str, Any], message:
 def test_bad_budget(options: dict[str, Any]) -> None:
     with pytest.raises(GpuHostError, match=f"{next(iter(options))} is "):
         Budget(**{"minutes": 60, "restart_s": 300, "point_s": 60, **options})
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"equal": {"sglang": "0.5.24"}}, "differ in sglang"),
+        ({"apart": {"speculative_num_steps": 1}}, "differ in speculative_num_steps"),
+        ({"host": "other"}, "differ in host"),
+    ],
+)
+def test_starts_of_two_settings_are_no_repeats(other: dict[str, Any], message: str) -> None:
+    here = {"apart": {"speculative_num_steps": 3}, "equal": {"sglang": "0.5.23"}, "host": "h"}
+    starts = [
+        {**run("on", number, {1: 100.0}), **here, **(other if number == 2 else {})}
+        for number in (1, 2)
+    ]
+    with pytest.raises(GpuHostError, match=f"the starts of the arm on {message}"):
+        plan(starts, ARMS, LONG)
+    # how many tokens fit differs from start to start
+    apart = {"speculative_num_steps": 3, "kv_tokens": 7}
+    assert plan([starts[0], {**starts[1], **here, "apart": apart}], ARMS, LONG)["enough"]
