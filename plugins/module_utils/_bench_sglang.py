@@ -107,7 +107,12 @@ OWN = Tool("own", "1", "")
 
 
 def choose(
-    wanted: str, python: str | None, host: Reader = _LIVE, run: Runner = _command.stream
+    wanted: str,
+    python: str | None,
+    host: Reader = _LIVE,
+    run: Runner = _command.stream,
+    *,
+    unproved: bool = False,
 ) -> Tool:
     """Return the load generator to be used.
 
@@ -116,10 +121,14 @@ def choose(
         python: the interpreter of the installed SGLang, `None` without one.
         host: where to read.
         run: how to run a command.
+        unproved: whether the server's certificate is not to be checked, which SGLang's clients
+            always do.
 
     Raises:
         GpuHostError: the wanted one is not there.
     """
+    if unproved and wanted == "auto":
+        return Tool("own", OWN.version, "SGLang's clients always check the server's certificate")
     if wanted == "own" or (wanted == "auto" and not python):
         reason = "no interpreter of SGLang is given" if wanted == "auto" else "asked for"
         return Tool("own", OWN.version, reason)

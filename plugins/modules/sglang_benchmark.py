@@ -58,7 +58,8 @@ options:
     description:
       - The load generator. V(rust) is in SGLang from 0.5.22 on, V(python) in all releases.
       - V(auto) takes the first that works here, in the order V(rust), V(python), V(own). One that
-        does not count the tokens of a reasoning model, as in old releases, is passed over.
+        does not count the tokens of a reasoning model, as in old releases, is passed over. So are
+        SGLang's where the certificate of a C(https) server is not to be checked.
       - V(own) needs nothing of SGLang.
       - Never compare runs of different clients.
     type: str
@@ -470,7 +471,8 @@ def run(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     )
     check(question)
     client = Client(params["url"], params["api_key"], params["validate_certs"])
-    tool = choose(params["client"], params["python"])
+    unproved = params["url"].lower().startswith("https") and not params["validate_certs"]
+    tool = choose(params["client"], params["python"], unproved=unproved)
     server = read_server(client, params["model"], params["tokenizer"])
     book = open_book(params["results"], question, server, tool)
     todo = plan(question, book, params["again"])

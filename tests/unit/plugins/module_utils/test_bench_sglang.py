@@ -168,6 +168,17 @@ def test_an_extension_of_another_python_is_passed_over(install: Install) -> None
         choose("rust", str(install.python))
 
 
+def test_a_certificate_that_is_not_checked_is_for_our_own(install: Install) -> None:
+    install.serving()
+    assert choose("auto", str(install.python)).name == "python"
+    found = choose("auto", str(install.python), unproved=True)
+    assert (found.name, found.reason) == (
+        "own",
+        "SGLang's clients always check the server's certificate",
+    )
+    assert choose("python", str(install.python), unproved=True).name == "python"
+
+
 def test_a_python_client_that_lacks_a_package_is_passed_over(install: Install) -> None:
     install.serving()
     path = install.package / "benchmark" / "serving.py"
