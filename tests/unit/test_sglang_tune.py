@@ -10,6 +10,8 @@ import csv
 import json
 import os
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from plays import ROOT, own_collection, run_playbook
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files to root")
 
+ON = {"name": "on", "mtp": True}
 PLAY = """
 - hosts: localhost
   connection: local
@@ -36,6 +39,9 @@ esac
 SERVE = """
 - ansible.builtin.shell:
     cmd: |
+      state='{{ sglang_mtp_state | default("present") }}'
+      declared='{{ "" if sglang_max_running_requests is defined else " declared" }}'
+      if [ "$(cat HERE/stuck)" = "$state$declared" ]; then exit 1; fi
       echo active > HERE/state
       echo '{{ sglang_mtp_state | default("present") }}
       {{- " %s" % sglang_max_running_requests if sglang_max_running_requests is defined
@@ -53,6 +59,10 @@ BENCH = """#!/usr/bin/python
 import json, pathlib, sys
 here = pathlib.Path("HERE")
 asked = json.loads(pathlib.Path(sys.argv[1]).read_text())
+if asked.get("_ansible_check_mode"):
+    short = int(asked["output_tokens"]) < 16
+    print(json.dumps({"failed": short, "msg": "output_tokens must be at least 16"}))
+    sys.exit()
 name = f"{asked['arm']}-{asked['start'] or 1}"
 broken = here / "broken"
 if broken.exists() and broken.read_text() == name:
@@ -69,8 +79,10 @@ kind = asked["kinds"][0] if len(asked["kinds"]) == 1 else "mixed"
 run = {
     "schema": 1, "arm": asked["arm"], "start": int(asked["start"] or 1), "at": f"{name} {here}",
     "host": "h", "server": asked["url"], "client": {"name": "own", "version": "1"}, "seed": 1,
-    "corpus": {"sha256": "ab", "kinds": []}, "equal": {"sglang": VERSION},
+    "corpus": {"sha256": "ab", "kinds": []},
+    "equal": {"sglang": VERSION, "page_size": PAGES if mtp else 1},
     "apart": {"effective_max_running_requests": 24 if mtp else 45}, "points": [], "rejected": [],
+    "flush": asked.get("flush", True),
 } if fresh else json.loads(file.read_text())
 for one in asked["concurrencies"]:
     speed = rates.get(int(one), 100.0) * luck * SPEED
@@ -83,7 +95,8 @@ for one in asked["concurrencies"]:
         "output_tokens": {"asked": 512, "median": 512.0}, "reasons": [],
     })
 file.write_text(json.dumps(run))
-print(json.dumps({"changed": True, "run": run, "file": str(file), "key": asked["api_key"]}))
+told = json.dumps({"run": run, "file": str(file)}).replace(asked["api_key"], "********")
+print(json.dumps({"changed": True, **json.loads(told), "key": asked["api_key"]}))
 """
 
 
@@ -100,13 +113,15 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "bin/systemctl").chmod(0o755)
     (tmp_path / "state").write_text("active\n")
     (tmp_path / "served").write_text("")
+    (tmp_path / "stuck").write_text("")
     (tmp_path / "play.yml").write_text(PLAY)
     return tmp_path
 
 
-def be(here: Path, speed: float, version: str) -> None:
-    """Have the server be so fast, and of this release."""
+def be(here: Path, speed: float, version: str, pages: int = 1) -> None:
+    """Have the server be so fast, of this release, and have pages of this size with MTP."""
     text = BENCH.replace("HERE", str(here)).replace("SPEED", str(speed))
+    text = text.replace("PAGES", str(pages))
     module = here / "collections/ansible_collections/gpuhost/inference/plugins/modules"
     (module / "sglang_benchmark.py").write_text(text.replace("VERSION", repr(version)))
 
@@ -199,7 +214,7 @@ def test_without_a_winner_it_stays_as_it_is_declared(here: Path) -> None:
 def test_a_failure_puts_the_server_back_and_another_run_goes_on(here: Path) -> None:
     (here / "broken").write_text("on-2")
     said = tune(here, sglang_mtp_state="absent")
-    assert "Not all could be measured. Measure one concurrency: the server went away." in said
+    assert "Not all could be done. Measure one concurrency: the server went away." in said
     assert "serves again as it is declared; 2 starts are kept" in said
     assert served(here) == ["absent 48", "present 48", "present 48", "absent"]
     (here / "broken").unlink()
@@ -215,10 +230,14 @@ def test_a_failure_puts_the_server_back_and_another_run_goes_on(here: Path) -> N
     ]
 
 
-def test_an_arm_that_is_overruled_is_not_measured(here: Path) -> None:
-    said = tune(here, extra={"sglang_mtp_state": "absent"})
-    assert "The server was to run with MTP and does not: are sglang_mtp_state" in said
-    assert served(here)[-1].startswith("absent")
+@pytest.mark.parametrize(
+    "extra", [{"sglang_mtp_state": "absent"}, {"sglang_mtp_num_steps": 3}, {"sglang_mtp_flags": {}}]
+)
+def test_arms_that_are_overruled_are_not_measured(here: Path, extra: dict[str, Any]) -> None:
+    steps = {"name": "steps-1", "mtp": True, "num_steps": 1, "flags": {"page-size": 64}}
+    said = tune(here, extra=extra, sglang_tune_arms=[{"name": "off", "mtp": False}, ON, steps])
+    assert f"{next(iter(extra))} cannot differ between the arms" in said
+    assert served(here) == []
 
 
 def test_a_release_that_is_slower_is_named(here: Path) -> None:
@@ -238,3 +257,137 @@ def test_a_release_that_is_slower_is_named(here: Path) -> None:
 def results_path(here: Path) -> Path:
     (path,) = (here / "reports").glob("*.json")
     return path
+
+
+LEFT = "__sglang_tune_spent"  # minutes that went by
+
+
+def test_time_that_the_last_start_overran_spoils_nothing(here: Path) -> None:
+    spent = "{{ 200 if __sglang_tune_runs | length >= 4 else 0 }}"
+    said = tune(here, sglang_tune_load={1: 1}, sglang_tune_by_kind=False, extra={LEFT: spent})
+    assert "keep on: it gains" in said
+    assert len(results(here)) == 1
+
+
+def test_starts_of_a_time_that_became_too_short_are_kept(here: Path) -> None:
+    spent = "{{ 181 if __sglang_tune_runs | length >= 1 else 0 }}"
+    said = tune(here, sglang_mtp_state="absent", extra={LEFT: spent})
+    assert "not enough time" in said
+    assert "Raise sglang_tune_minutes" in said
+    assert served(here) == ["absent 48", "absent"]
+    assert results(here) == []
+    assert [file.name for file in (here / "tune/sglang/runs").iterdir()] == ["off-1.json"]
+
+
+def test_a_winner_that_does_not_start_is_replaced_by_what_is_declared(here: Path) -> None:
+    (here / "stuck").write_text("present declared")
+    said = tune(here, sglang_tune_load={1: 1}, sglang_mtp_state="absent")
+    assert served(here)[-1] == "absent"
+    assert "serves again as it is declared; 4 starts are kept" in said
+    # what was found is not lost
+    (result,) = results(here)
+    assert result["verdict"]["winner"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"sglang_tune_margin": 5}, "margin is 5.0: it must be a share"),
+        ({"sglang_tune_concurrencies": "16"}, "sglang_tune_concurrencies: write a list"),
+        ({"sglang_tune_kinds": "code,chat"}, "sglang_tune_kinds: write a list"),
+        ({"sglang_tune_may_differ": "page_size"}, "sglang_tune_may_differ: write a list"),
+        ({"sglang_tune_arms": [{"name": False, "mtp": False}, ON]}, "names in quotes"),
+        ({"sglang_nnodes": 2}, "runs on 2 machines"),
+        ({"sglang_extra_flags": {"nnodes": 2}}, "runs on 2 machines"),
+        ({"sglang_state": "absent"}, "sglang_state is absent"),
+        (
+            {"sglang_tune_watch": 60, "sglang_port": 9},
+            "http://127.0.0.1:9/metrics shows no load (-1)",
+        ),
+        ({"sglang_tune_dir": "/dev/null/reports"}, "sglang_tune_dir: results cannot be written"),
+    ],
+    ids=str,
+)
+def test_what_cannot_end_well_is_refused_before(
+    here: Path, more: dict[str, Any], told: str
+) -> None:
+    assert told in tune(here, **more)
+    assert served(here) == []
+
+
+def test_nulls_are_what_is_not_given(here: Path) -> None:
+    nulls = dict.fromkeys(["prompts", "context_tokens", "requests"])
+    said = tune(here, check=True, **{f"sglang_tune_{name}": one for name, one in nulls.items()})
+    assert "next: off on on off, each at C=1," in said
+    assert "failed=0" in said
+
+
+def test_an_earlier_result_that_cannot_be_read_spoils_nothing(here: Path) -> None:
+    (here / "reports").mkdir()
+    (here / "reports/localhost-sglang-tune-0.json").write_text('{"runs": [')
+    said = tune(here, sglang_tune_load={1: 1}, sglang_tune_by_kind=False)
+    assert "cannot be compared with localhost-sglang-tune-0.json" in said
+    (here / "reports/localhost-sglang-tune-0.json").unlink()
+    (result,) = results(here)
+    assert (result["verdict"]["winner"], result["history"]) == ("on", [])
+
+
+def test_arms_that_cannot_be_compared_are_told_after_one_start_of_each(here: Path) -> None:
+    be(here, 1.0, "0.5.23", pages=64)
+    said = tune(here, sglang_mtp_state="absent")
+    assert "page_size" in said
+    assert "sglang_tune_may_differ" in said
+    assert served(here) == ["absent 48", "present 48", "absent"]
+    (here / "served").write_text("")
+    said = tune(here, sglang_tune_may_differ=["page_size"], sglang_tune_load={1: 1})
+    assert served(here)[:3] == ["present 48", "absent 48", "present"]
+
+
+def test_starts_of_another_release_are_not_mixed_with_those_of_now(here: Path) -> None:
+    (here / "broken").write_text("on-2")
+    tune(here)
+    (here / "broken").unlink()
+    be(here, 1.0, "0.5.24")
+    said = tune(here)
+    assert f"2 starts are kept in {here}/tune/sglang/runs" in said
+    assert "the starts of the arm on differ in sglang (0.5.23, 0.5.24)" in said
+    assert results(here) == []
+
+
+def test_a_key_that_is_a_word_of_a_path_hides_nothing(here: Path) -> None:
+    tune(here, sglang_api_key="tune", sglang_tune_load={1: 1}, sglang_tune_by_kind=False)
+    (result,) = results(here)
+    assert result["runs"][0]["at"].endswith(str(here))
+
+
+def test_the_cache_of_a_server_with_an_admin_key_is_left_alone(here: Path) -> None:
+    more = {"sglang_tune_load": {1: 1}, "sglang_tune_by_kind": False}
+    tune(here, sglang_admin_api_key="another", **more)
+    (result,) = results(here)
+    assert {run["flush"] for run in result["runs"]} == {False}
+
+
+class _Models(BaseHTTPRequestHandler):
+    """A server that is ready, and serves something."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.end_headers()
+
+    def log_message(self, *_words: object) -> None:
+        """Be quiet."""
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "not allowed"])
+def test_what_the_benchmark_refuses_stops_no_server(here: Path, allowed: bool) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Models) as server:
+        threading.Thread(target=server.serve_forever).start()
+        said = tune(
+            here,
+            sglang_tune_allowed=allowed,
+            sglang_tune_output_tokens=8,
+            sglang_extra_flags={"port": server.server_port},
+        )
+        server.shutdown()
+    assert "output_tokens must be at least 16" in said
+    assert served(here) == []
