@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the role gives files 
 
 ON = {"name": "on", "mtp": True}
 PLAY = """
-- hosts: localhost
+- hosts: all
   connection: local
   gather_facts: false
   tasks:
@@ -128,23 +129,33 @@ def be(here: Path, speed: float, version: str, pages: int = 1) -> None:
 
 def tune(here: Path, check: bool = False, extra: dict[str, Any] | None = None, **more: Any) -> str:
     """Run the role with these variables in the inventory; return what it said."""
+    return tune_all(here, {"localhost": more}, extra, ["--check"] if check else [])
+
+
+def tune_all(
+    here: Path,
+    hosts: dict[str, dict[str, Any]],
+    extra: dict[str, Any] | None = None,
+    options: Sequence[str] = (),
+) -> str:
+    """Run the role for several hosts at once, which all are this machine."""
     variables = {
+        "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "sglang_api_key": "not-for-anybody",
         "sglang_tune_allowed": True,
         "sglang_tune_minutes": 180,
         "sglang_tune_blocks": 1,
         "sglang_tune_dir": f"{here}/reports",
-        **more,
     }
-    hosts = here / "hosts.json"
-    hosts.write_text(json.dumps({"all": {"hosts": {"localhost": variables}}}))
+    inventory = {"all": {"vars": variables, "hosts": hosts}}
+    (here / "hosts.json").write_text(json.dumps(inventory))
     said = run_playbook(
         here,
         here / "play.yml",
-        str(hosts),
+        str(here / "hosts.json"),
         {"__sglang_tune_home": f"{here}/tune", **(extra or {})},
-        options=["--check"] if check else [],
+        options=options,
     )
     assert "not-for-anybody" not in said
     (here / "said").write_text(said)
@@ -168,13 +179,6 @@ def test_nothing_is_done_before_it_is_allowed(here: Path, more: dict[str, Any]) 
     assert served(here) == []
     assert not (here / "tune").exists()
     assert not (here / "called").exists()
-
-
-def test_a_time_that_is_too_short_is_told_before(here: Path) -> None:
-    said = tune(here, sglang_tune_minutes=10)
-    assert "not enough time: one block of two starts an arm at C=1, 8, 32, 128 needs" in said
-    assert "Raise sglang_tune_minutes" in said
-    assert served(here) == []
 
 
 def test_the_faster_one_for_the_load_is_kept(here: Path) -> None:
@@ -289,29 +293,32 @@ def test_a_winner_that_does_not_start_is_replaced_by_what_is_declared(here: Path
     assert result["verdict"]["winner"] == "on"
 
 
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"sglang_tune_margin": 5}, "margin is 5.0: it must be a share"),
-        ({"sglang_tune_concurrencies": "16"}, "sglang_tune_concurrencies: write a list"),
-        ({"sglang_tune_kinds": "code,chat"}, "sglang_tune_kinds: write a list"),
-        ({"sglang_tune_may_differ": "page_size"}, "sglang_tune_may_differ: write a list"),
-        ({"sglang_tune_arms": [{"name": False, "mtp": False}, ON]}, "names in quotes"),
-        ({"sglang_nnodes": 2}, "runs on 2 machines"),
-        ({"sglang_extra_flags": {"nnodes": 2}}, "runs on 2 machines"),
-        ({"sglang_state": "absent"}, "sglang_state is absent"),
-        (
-            {"sglang_tune_watch": 60, "sglang_port": 9},
-            "http://127.0.0.1:9/metrics shows no load (-1)",
-        ),
-        ({"sglang_tune_dir": "/dev/null/reports"}, "sglang_tune_dir: results cannot be written"),
-    ],
-    ids=str,
-)
-def test_what_cannot_end_well_is_refused_before(
-    here: Path, more: dict[str, Any], told: str
-) -> None:
-    assert told in tune(here, **more)
+REFUSED: dict[str, dict[str, Any]] = {
+    "margin is 5.0: it must be a share": {"sglang_tune_margin": 5},
+    "sglang_tune_concurrencies: write a list": {"sglang_tune_concurrencies": "16"},
+    "sglang_tune_kinds: write a list": {"sglang_tune_kinds": "code,chat"},
+    "sglang_tune_may_differ: write a list": {"sglang_tune_may_differ": "page_size"},
+    "names in quotes": {"sglang_tune_arms": [{"name": False, "mtp": False}, ON]},
+    "sglang runs on 2 machines": {"sglang_nnodes": 2},
+    "sglang runs on 3 machines": {"sglang_extra_flags": {"nnodes": 3}},
+    "sglang_state is absent": {"sglang_state": "absent"},
+    "http://127.0.0.1:9/metrics shows no load (-1)": {"sglang_tune_watch": 60, "sglang_port": 9},
+    "results cannot be written": {"sglang_tune_dir": "/dev/null/reports"},
+    "not enough time: one block of two starts an arm at C=1, 8, 32, 128 needs": {
+        "sglang_tune_minutes": 10
+    },
+}
+
+
+def test_what_cannot_end_well_is_refused_before(here: Path) -> None:
+    hosts = {f"host{number}": more for number, more in enumerate(REFUSED.values())}
+    said = tune_all(here, hosts)
+    for host, told in zip(hosts, REFUSED):
+        assert any(
+            told in part
+            for part in said.split("fatal: ")
+            if part.startswith((f"[{host}]", f"[{host} "))
+        )
     assert served(here) == []
 
 
@@ -322,14 +329,18 @@ def test_nulls_are_what_is_not_given(here: Path) -> None:
     assert "failed=0" in said
 
 
-def test_an_earlier_result_that_cannot_be_read_spoils_nothing(here: Path) -> None:
+def test_an_earlier_result_and_odd_keys_spoil_nothing(here: Path) -> None:
     (here / "reports").mkdir()
     (here / "reports/localhost-sglang-tune-0.json").write_text('{"runs": [')
-    said = tune(here, sglang_tune_load={1: 1}, sglang_tune_by_kind=False)
+    keys = {"sglang_api_key": "tune", "sglang_admin_api_key": "another"}
+    said = tune(here, sglang_tune_load={1: 1}, sglang_tune_by_kind=False, **keys)
     assert "cannot be compared with localhost-sglang-tune-0.json" in said
     (here / "reports/localhost-sglang-tune-0.json").unlink()
     (result,) = results(here)
     assert (result["verdict"]["winner"], result["history"]) == ("on", [])
+    # a key that is a word of the path hides nothing, and only the admin key may empty the cache
+    assert result["runs"][0]["at"].endswith(str(here))
+    assert {run["flush"] for run in result["runs"]} == {False}
 
 
 def test_arms_that_cannot_be_compared_are_told_after_one_start_of_each(here: Path) -> None:
@@ -352,19 +363,6 @@ def test_starts_of_another_release_are_not_mixed_with_those_of_now(here: Path) -
     assert f"2 starts are kept in {here}/tune/sglang/runs" in said
     assert "the starts of the arm on differ in sglang (0.5.23, 0.5.24)" in said
     assert results(here) == []
-
-
-def test_a_key_that_is_a_word_of_a_path_hides_nothing(here: Path) -> None:
-    tune(here, sglang_api_key="tune", sglang_tune_load={1: 1}, sglang_tune_by_kind=False)
-    (result,) = results(here)
-    assert result["runs"][0]["at"].endswith(str(here))
-
-
-def test_the_cache_of_a_server_with_an_admin_key_is_left_alone(here: Path) -> None:
-    more = {"sglang_tune_load": {1: 1}, "sglang_tune_by_kind": False}
-    tune(here, sglang_admin_api_key="another", **more)
-    (result,) = results(here)
-    assert {run["flush"] for run in result["runs"]} == {False}
 
 
 class _Models(BaseHTTPRequestHandler):
