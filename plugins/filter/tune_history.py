@@ -13,7 +13,7 @@ description:
     ones, at each concurrency, and lists which facts changed meanwhile.
   - V(slower) needs a whole interval below 1 - O(margin), V(faster) one above 1 + O(margin), V(same)
     one between them. Anything else, and any comparison of two hosts, clients or files of prompts,
-    is V(cannot tell).
+    is V(cannot tell). A client that came with another release is the same client, and listed.
   - One start on one side is enough when the other side has two or more, since their spread then
     stands for both.
 positional: before

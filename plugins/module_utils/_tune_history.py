@@ -28,6 +28,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_verdict im
 
 _WORDS: Mapping[str, str] = {KEEP: "faster", DROP: "slower", TIE: "same"}
 _CANNOT_TELL = "cannot tell"
+_CLIENT = "benchmark client"
 
 
 def compare_history(
@@ -62,7 +63,7 @@ def compare_history(
         raise GpuHostError(
             f"no run of the arm {arm} from {missing[0]} the change has a good point: give one"
         )
-    unequal = differences(runs, lambda run: run.how)
+    unequal = differences(runs, _how)
     points = []
     for concurrency in sorted({one for mine in runs.values() for run in mine for one in run.logs}):
         ratio = contrast(
@@ -86,10 +87,17 @@ def compare_history(
         "margin": rules.margin,
         "confidence": rules.confidence,
         "points": points,
-        "changed": differences(runs, lambda run: {**run.apart, **run.equal}),
+        "changed": differences(
+            runs, lambda run: {**run.apart, **run.equal, _CLIENT: run.how[_CLIENT]}
+        ),
         "unequal": unequal,
         "left_out": [point for mine in runs.values() for run in mine for point in run.left_out],
     }
+
+
+def _how(run: Run) -> dict[str, Any]:
+    """Return how it was measured. SGLang's own clients change their version with each release."""
+    return {**run.how, _CLIENT: str(run.how[_CLIENT]).split()[0]}
 
 
 def _only_arm(runs: Sequence[Run]) -> str:

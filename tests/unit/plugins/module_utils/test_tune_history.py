@@ -69,6 +69,13 @@ def test_what_cannot_be_compared(change: dict[str, Any], key: str) -> None:
     assert {point["verdict"] for point in found["points"]} == {"cannot tell"}
 
 
+def test_a_client_of_another_release_is_listed() -> None:
+    client = {"name": "python", "version": "0.5.24"}
+    found = compare_history(kept(1.0), kept(0.5, start=3, client=client))
+    assert (found["verdict"], found["unequal"]) == ("slower", [])
+    assert [one["key"] for one in found["changed"]] == ["benchmark client"]
+
+
 def test_facts_that_stand_apart_are_listed() -> None:
     found = compare_history(kept(1.0), kept(1.0, start=3, apart={"kv_tokens": 300000}))
     assert found["changed"] == [{"key": "kv_tokens", "before": 337000, "after": 300000}]
