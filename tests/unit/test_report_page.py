@@ -27,15 +27,6 @@ from plays import run_playbook
 
 TEMPLATES = Path(__file__).parents[2] / "roles" / "gpu_report" / "templates"
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-LAYOUT = [
-    {
-        "name": "inference",
-        "numa_node": 0,
-        "driver": "nvidia",
-        "iommu_type": "identity",
-        "guest": {"kind": "lxc", "vmid": 100},
-    }
-]
 SERVER: dict[str, Any] = {
     "name": "ct100",
     "server": {
@@ -65,7 +56,13 @@ Given = dict[str, Any]
 
 def host(folder: Path) -> dict[str, Any]:
     log = read_blocks([b"[    0.000000] Linux version 6.14.11-4-pve\n"])
-    facts = audit(Reader(str(trees.host("eight-gpus", folder))), log, LAYOUT, "keep", observed=True)
+    facts = audit(
+        Reader(str(trees.host("eight-gpus", folder))),
+        log,
+        measured_runs.LAYOUT,
+        "keep",
+        observed=True,
+    )
     plain: dict[str, Any] = json.loads(json.dumps(facts))
     plain["p2p"]["tests"] = [
         {

@@ -20,15 +20,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Re
 from ansible_collections.gpuhost.inference.plugins.plugin_utils import _report_plots
 
 TEMPLATES = Path(__file__).parents[4] / "roles" / "gpu_report" / "templates"
-LAYOUT = [
-    {
-        "name": "inference",
-        "numa_node": 0,
-        "driver": "nvidia",
-        "iommu_type": "identity",
-        "guest": {"kind": "lxc", "vmid": 100},
-    }
-]
 SERVER: dict[str, Any] = {
     "name": "ct100",
     "server": {
@@ -57,7 +48,7 @@ SERVER: dict[str, Any] = {
 def facts(host_tree: Callable[[str], Path]) -> dict[str, Any]:
     log = read_blocks([b"[    0.000000] Linux version 6.14.11-4-pve\n"])
     host = Reader(str(host_tree("eight-gpus")))
-    result = audit(host, log, LAYOUT, "keep", observed=True)
+    result = audit(host, log, measured_runs.LAYOUT, "keep", observed=True)
     plain: dict[str, Any] = json.loads(json.dumps(result))
     return plain
 
@@ -324,7 +315,7 @@ def test_renders_other_hosts_without_layout_and_server(
 
 def test_renders_a_host_of_which_nothing_could_be_read(tmp_path: Path) -> None:
     root = trees.unpack("/sys/bus/pci/devices/0000:99:00.0/vendor/\n/etc/pve/lxc/1.conf/", tmp_path)
-    facts = audit(Reader(str(root)), read_blocks([]), LAYOUT, "keep", observed=True)
+    facts = audit(Reader(str(root)), read_blocks([]), measured_runs.LAYOUT, "keep", observed=True)
     shown = report(facts, "pve1")
     assert shown["report"]["headline"]["tone"] == "problem"
     assert "the GPUs could not be read" in render(shown)

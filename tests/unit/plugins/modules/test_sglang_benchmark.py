@@ -97,19 +97,23 @@ def server() -> Iterator[Served]:
         yield started
 
 
+def asked(server: Served, folder: Path) -> dict[str, Any]:
+    """Return the module's options for a short measurement."""
+    return {
+        "url": server.url,
+        "api_key": KEY,
+        "concurrencies": [1, 4],
+        "output_tokens": 20,
+        "requests": 16,
+        "results": str(folder / "tune"),
+        "arm": "on",
+    }
+
+
 @pytest.fixture
 def ask(run_module: Run, server: Served, tmp_path: Path) -> Run:
     def go(**more: Any) -> dict[str, Any]:
-        options = {
-            "url": server.url,
-            "api_key": KEY,
-            "concurrencies": [1, 4],
-            "output_tokens": 20,
-            "requests": 16,
-            "results": str(tmp_path / "tune"),
-            "arm": "on",
-        }
-        return run_module(sglang_benchmark, **{**options, **more})
+        return run_module(sglang_benchmark, **{**asked(server, tmp_path), **more})
 
     return go
 
@@ -215,15 +219,7 @@ def test_a_kill_in_the_middle_of_a_point_costs_that_point(
     ask: Run, server: Served, tmp_path: Path
 ) -> None:
     """SIGKILL: nothing can be tidied up. The process is a real one, as Ansible starts it."""
-    arguments = {
-        "url": server.url,
-        "api_key": KEY,
-        "concurrencies": [1, 4],
-        "output_tokens": 20,
-        "requests": 16,
-        "results": str(tmp_path / "tune"),
-        "arm": "on",
-    }
+    arguments = asked(server, tmp_path)
     code = (
         "import json, sys; sys.path[:0] = json.loads(sys.argv[1])\n"
         "from ansible.module_utils import basic\n"
