@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import G
 KINDS = ("code", "chat", "reasoning", "long")
 CHARACTERS_PER_TOKEN = 4  # of English, about; what it really was the server tells
 LONG_TOKENS = 4000  # of the documents of `long` where no context is asked for
+LOOKED_AT = 64, 4096  # least and most bytes of a prompt, by which it is seen if it repeats itself
+# a text that repeats itself is packed into a header and next to nothing; natural text into a third,
+# a record of readings into a tenth
+PACKED_HEADER, PACKED_SHARE = 24, 0.04
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,29 @@ def _first_turn(path: str, where: str, entry: Any) -> str:
         raise GpuHostError(
             f'prompts: {path}, {where}: no "conversations" whose first turn has a text in "value"'
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GpuHostError(
+            f"prompts: {path}, {where}: half a character (\\u{ord(text[error.start]):04x}), "
+            "which no server takes: take it out"
+        ) from error
+    if repeats_itself(text):
+        raise GpuHostError(
+            f"prompts: {path}, {where}: the text repeats itself, so that nearly every draft would "
+            "be accepted, as no user's are: take it out, or put a real prompt in its place"
+        )
     return text
+
+
+def repeats_itself(text: str) -> bool:
+    """Return whether a prompt is one word or phrase over and over, whatever stands before it.
+
+    A draft of more of the same is always right, so MTP looks better than users will find it.
+    """
+    content = text.encode()[: LOOKED_AT[1]]
+    packed = len(zlib.compress(content, 9))
+    return len(content) >= LOOKED_AT[0] and packed < PACKED_HEADER + PACKED_SHARE * len(content)
 
 
 def prompts(corpus: Corpus, count: int, seed: str, context_tokens: int | None) -> list[str]:

@@ -15,6 +15,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._bench_corpus im
     estimate,
     from_file,
     prompts,
+    repeats_itself,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 
@@ -141,6 +142,7 @@ def test_a_file_with_too_few_prompts(tmp_path: Path) -> None:
         ('{"conversations": []}', 'line 1: no "conversations" whose first turn has a text'),
         ('[{"conversations": [{"value": ""}]}]', "entry 1: no"),
         ("[3]", "entry 1: no"),
+        ('[{"messages": [{"content": "Half: \\ud83d"}]}]', "entry 1: half a character (\\ud83d)"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, content: str, said: str) -> None:
@@ -154,3 +156,44 @@ def test_files_that_are_none(tmp_path: Path, content: str, said: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(GpuHostError, match="cannot be read: No such file"):
         from_file(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello " * 50,
+        "Prompt 17 of 64. Go on with this:\n" + "hello world " * 300,
+        "The quick brown fox jumps over the lazy dog. " * 40,
+        "\u554a" * 200,
+        "x" * 70,
+    ],
+)
+def test_a_prompt_that_repeats_itself(tmp_path: Path, text: str) -> None:
+    """As in the field, where nearly every draft was accepted: what it measures no user sees."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"conversations": TURNS}, {"conversations": [{"value": text}]}]))
+    with pytest.raises(GpuHostError, match=r"a\.json, entry 2: the text repeats itself"):
+        from_file(str(path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", [None, 400, 8000])
+def test_real_prompts_do_not_repeat_themselves(kind: str, context: int | None) -> None:
+    made = prompts(built_in([kind]), 40, "7", context)
+    assert [text for text in made if repeats_itself(text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hi!",
+        "no no no no no",
+        "\n".join(
+            f"{n // 60:02}:{n % 60:02} worker-3 request done, 200, {n * 37 % 91} ms"
+            for n in range(99)
+        ),
+        "Sum the columns:\n" + "\n".join(f"0,0,1,0,{n * n * n % 10007},0" for n in range(300)),
+    ],
+)
+def test_short_and_monotonous_prompts_are_prompts(text: str) -> None:
+    assert not repeats_itself(text)
