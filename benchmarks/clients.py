@@ -3,8 +3,10 @@
 Usage: clients.py [ROUNDS]. Writes a section of results.md; nothing is asserted. The server is
 stub_server.c, which needs a C compiler. SGLang's Python client needs `make test-sglang` to have
 installed SGLang into .build/real-sglang (or SGLANG_PYTHON to name an interpreter with it); its Rust
-client comes from there, or out of the wheel on PyPI for a Python 3.12. What is not there is left
-out, loudly. On a busy computer give it priority, which the results then tell:
+client comes from there, or out of the wheel on PyPI for a Python 3.12. NVIDIA's aiperf is installed
+from PyPI into .build/aiperf, once (1.2 GB, a Python 3.11 to 3.13). What cannot be measured is told
+on standard error and below the table. A busy computer shows in the load average of the results; on
+one, give this priority, which they tell too:
 `setsid sh -c 'echo -12 >/proc/self/autogroup; exec python benchmarks/clients.py'`.
 """
 
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / ".build" / "collections"), str(ROOT / "tests" / "unit")]
 
+import aiperf_client  # noqa: E402
 from ansible_collections.gpuhost.inference.plugins.module_utils import (  # noqa: E402
     _bench_client,
     _bench_corpus,
@@ -103,53 +106,94 @@ def sglangs(tool: _bench_sglang.Tool, tokenizer: str) -> Send:
 
 
 def write_tokenizer(folder: Path) -> str:
-    """Write a tokenizer of words, which the Rust client wants to have."""
+    """Write a tokenizer of words, which the Rust client and aiperf want to have."""
     model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "word": 1}, "unk_token": "[UNK]"}
     names = ("truncation", "padding", "normalizer", "post_processor", "decoder")
     content = {"version": "1.0", **dict.fromkeys(names), "added_tokens": []}
     content.update(pre_tokenizer={"type": "Whitespace"}, model=model)
     (folder / "tokenizer.json").write_text(json.dumps(content))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
     return str(folder)
 
 
-def rust(folder: Path, python: str | None) -> _bench_sglang.Tool | None:
-    """Return SGLang's Rust client, of the installation or out of the wheel."""
+def interpreter(versions: Sequence[str]) -> str:
+    """Return the first Python of those versions that runs.
+
+    Raises:
+        GpuHostError: there is none.
+    """
+    for version in versions:
+        for path in (ROOT / ".build" / "pythons" / f"python{version}", f"python{version}"):
+            found = shutil.which(path)
+            # a version manager leaves shims of versions that it lacks
+            if found is None:
+                continue
+            if not subprocess.run([found, "-c", ""], check=False, capture_output=True).returncode:
+                return found
+    raise GpuHostError(
+        f"no Python {' or '.join(versions)} runs here; `nox --list` finds those of pyenv"
+    )
+
+
+def rust(folder: Path, python: str | None) -> _bench_sglang.Tool:
+    """Return SGLang's Rust client, of the installation or out of the wheel.
+
+    Raises:
+        GpuHostError: there is none.
+    """
     if python:
         try:
             return _bench_sglang.choose("rust", python)
         except GpuHostError as error:
             print(f"the installed Rust client cannot be used: {error}", file=sys.stderr)
-    older = ROOT / ".build" / "pythons" / "python3.12"
-    interpreter = str(older) if older.exists() else shutil.which("python3.12")
-    if interpreter is None:
-        print("NO RUST CLIENT MEASURED: no Python 3.12 to load it", file=sys.stderr)
-        return None
+    loads_it = interpreter(["3.12"])
     try:
-        with wheel(VERSION, folder) as opened:
+        with wheel(VERSION, folder / "wheel") as opened:
             where = "/sglang/srt/rust_extensions"
             for name in opened.names(where):
                 if name.startswith("_bench."):
                     opened.head(f"{where}/{name}", 0)
     except AWAY as error:
-        print(f"NO RUST CLIENT MEASURED: the registry is away: {error}", file=sys.stderr)
-        return None
-    return _bench_sglang.Tool("rust", VERSION, "", interpreter, f"{folder}{where}")
+        raise GpuHostError(f"the registry is away: {error}") from error
+    return _bench_sglang.Tool("rust", VERSION, "", loads_it, f"{folder}/wheel{where}")
 
 
-def python_client(folder: Path, python: str | None) -> _bench_sglang.Tool | None:
-    """Return SGLang's Python client, which needs torch and transformers."""
+def python_client(folder: Path, python: str | None) -> _bench_sglang.Tool:
+    """Return SGLang's Python client, which needs torch and transformers.
+
+    Raises:
+        GpuHostError: it is not there.
+    """
     if python is None:
-        print("NO PYTHON CLIENT MEASURED: make test-sglang installs it", file=sys.stderr)
-        return None
+        raise GpuHostError("no SGLang is installed here; make test-sglang installs one")
     if python.startswith(str(REAL)):  # a SGLang for CPUs lacks what its client only imports
         (folder / "datasets.py").write_text("load_dataset = None\n")
         os.environ["PYTHONPATH"] = f"{ROOT}/tests/real/stub:{folder}"
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    return _bench_sglang.choose("python", python)
+
+
+def others(folder: Path, python: str | None) -> tuple[dict[str, Send], list[str]]:
+    """Return the clients that are not ours, and which are not there and why."""
+    words = write_tokenizer(folder)
+    there = (REAL / "model" / "tokenizer.json").exists()
+    senders: dict[str, Send] = {}
+    missing = []
+    for name, find in (("Rust", rust), ("Python", python_client)):
+        try:
+            tool = find(folder, python)
+            label = f"SGLang {tool.version}, {name}"
+            senders[label] = sglangs(tool, str(REAL / "model") if there else words)
+        except GpuHostError as error:
+            missing.append(f"SGLang {VERSION}, {name}: {error}")
     try:
-        return _bench_sglang.choose("python", python)
+        python = interpreter(aiperf_client.PYTHONS)
+        program = aiperf_client.install(ROOT / ".build" / "aiperf", python)
+        senders[aiperf_client.NAME] = aiperf_client.sender(program, words)
     except GpuHostError as error:
-        print(f"NO PYTHON CLIENT MEASURED: {error}", file=sys.stderr)
-        return None
+        missing.append(f"{aiperf_client.NAME}: {error}")
+    return senders, missing
 
 
 @dataclass
@@ -157,6 +201,7 @@ class Best:
     """The best round of a client in a case: the one nearest to the truth."""
 
     share: float = 0.0
+    whole: float = 0.0
     tpot: float = 0.0
     ttft: float = 0.0
     cpu: float = 0.0
@@ -178,43 +223,62 @@ def measure(program: Path, case: Case, send: Send) -> tuple[Best, int]:
     if not case.gap:
         return Best(cpu=busy), pieces
     share = (figures["output_tok_s"] or 0.0) / case.true
+    tokens = sum(one.tokens or 0 for one in requests)
+    whole = tokens / (duration or figures["duration_s"]) / case.true
     tpot = (figures["tpot_ms"]["median"] or 0.0) * 1000 / case.gap
-    return Best(share, tpot, figures["ttft_ms"]["median"] or 0.0, busy), pieces
+    return Best(share, whole, tpot, figures["ttft_ms"]["median"] or 0.0, busy), pieces
 
 
-def rows(program: Path, senders: dict[str, Send], rounds: int) -> list[str]:
-    """Measure all in turns and return the table."""
-    start: dict[str, Best] = {}
+def rows(program: Path, senders: dict[str, Send], missing: Sequence[str], rounds: int) -> list[str]:
+    """Measure all in turns and return the table, and below it what could not be measured."""
+    start: dict[str, Best] = {}  # what starting costs each client
     best: dict[tuple[str, Case], Best] = {}
-    for number in range(rounds):
-        for name, send in senders.items():
-            idle, _few = measure(program, IDLE, send)
-            if number == 0 or idle.cpu < start[name].cpu:
-                start[name] = idle
-            for case in CASES:
-                found, pieces = measure(program, case, send)
-                more = found.cpu - start[name].cpu  # starting differs by as much each time
-                found.cpu = more / pieces * 1e6 if more > start[name].cpu / 4 else 0.0
-                kept = best.get((name, case))
-                if kept is None or abs(found.share - 1) < abs(kept.share - 1):
-                    best[name, case] = found
-                print(f"round {number + 1}, {name}, {case.concurrency}: {found}", flush=True)
+    failed: dict[str, str] = {}
+
+    def turn(name: str, number: int) -> None:
+        idle, _few = measure(program, IDLE, senders[name])
+        if name not in start or idle.cpu < start[name].cpu:
+            start[name] = idle
+        for case in CASES:
+            found, pieces = measure(program, case, senders[name])
+            more = found.cpu - start[name].cpu  # starting differs by as much each time
+            found.cpu = more / pieces * 1e6 if more > start[name].cpu / 4 else 0.0
+            kept = best.get((name, case))
+            if kept is None or abs(found.share - 1) < abs(kept.share - 1):
+                best[name, case] = found
+            print(f"round {number}, {name}, {case.concurrency}: {found}", flush=True)
+
+    for number in range(1, rounds + 1):
+        for name in senders:
+            try:
+                turn(name, number)
+            except GpuHostError as error:
+                failed[name] = f"{name}, in round {number}: {error}"
+                print(f"NOT MEASURED: {failed[name]}", file=sys.stderr)
     table = [
-        "| at once | true tokens/s | client | reported, times true | time per token, times true "
-        "| first token ms | processor µs per piece | times ours |",
-        "|---|---|---|---|---|---|---|---|",
+        "| at once | true tokens/s | client | full part, times true | whole run, times true "
+        "| time per token, times true | first token ms | processor µs per piece | times ours |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in CASES:
         base = best["ours", case].cpu
         for name in senders:
-            one = best[name, case]
+            one = best.get((name, case))
+            head = f"| {case.concurrency} | {case.true:,.0f} | {name} "
+            if one is None:
+                table.append(f"{head}| - | - | - | - | - | - |")
+                continue
             cost = f"{one.cpu:.1f} | {one.cpu / base:.2f}" if one.cpu else "- | -"
             table.append(
-                f"| {case.concurrency} | {case.true:,.0f} | {name} | {one.share:.3f} "
-                f"| {one.tpot:.3f} | {one.ttft:.1f} | {cost} |"
+                f"{head}| {one.share:.3f} | {one.whole:.3f} | {one.tpot:.3f} | {one.ttft:.1f} "
+                f"| {cost} |"
             )
     costs = ", ".join(f"{name} {one.cpu:.2f} s" for name, one in start.items())
-    return [*table, "", f"Processor time to start and send four short requests: {costs}."]
+    below = [f"Processor time to start and send four short requests: {costs}."]
+    if aiperf_client.NAME in start:
+        below.append(aiperf_client.COSTS)
+    below += [f"NOT MEASURED: {reason}" for reason in (*missing, *failed.values())]
+    return [*table, *(line for text in below for line in ("", text))]
 
 
 def priority() -> str:
@@ -231,27 +295,24 @@ def main(rounds: int = 2) -> None:
         raise SystemExit("nothing was measured: a C compiler (cc) is needed for the server")
     given = os.environ.get("SGLANG_PYTHON", str(REAL / "venv" / "bin" / "python"))
     python = given if (REAL / "installed").exists() or "SGLANG_PYTHON" in os.environ else None
+    busy = os.getloadavg()[1]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = folder / "stub"
         source = Path(__file__).parent / "stub_server.c"
         subprocess.run([compiler, "-O2", "-o", str(program), str(source)], check=True)
-        there = (REAL / "model" / "tokenizer.json").exists()
-        tokenizer = str(REAL / "model") if there else write_tokenizer(folder)
-        senders: dict[str, Send] = {"ours": own}
-        tools = (rust(folder / "wheel", python), python_client(folder, python))
-        for tool in tools:
-            if tool is not None:
-                label = f"SGLang {tool.version}, {tool.name.capitalize()}"
-                senders[label] = sglangs(tool, tokenizer)
-        table = rows(program, senders, rounds)
+        senders, missing = others(folder, python)
+        for reason in missing:
+            print(f"NOT MEASURED: {reason}", file=sys.stderr)
+        table = rows(program, {"ours": own, **senders}, missing, rounds)
     put(
         "Load generators",
         [
-            "Against a server that sends each token at a known moment. Rates are those of the full",
-            f"part, as the module computes them; the best of {rounds} round(s), in turns, on",
+            "Against a server that sends each token at a known moment. Rates of the full part are",
+            "computed as the module does; that of the whole run is all tokens over the time that",
+            f"the client says it took. The best of {rounds} round(s), in turns, on",
             f"{machine()}, shared with the server and",
-            f"{priority()}.",
+            f"{priority()}; load average before: {busy:.1f}.",
             "",
             *table,
         ],

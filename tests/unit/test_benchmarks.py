@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,56 @@ def test_the_server_for_clients_has_the_pace_it_should(
     assert pieces == 16 * 30
     assert found.tpot == pytest.approx(1, rel=0.05)
     assert found.share == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the server with")
+def test_a_client_that_fails_is_told_and_the_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    bench = runpy.run_path(str(BENCHMARKS / "clients.py"))
+    program = tmp_path / "stub"
+    subprocess.run(["cc", "-o", program, str(BENCHMARKS / "stub_server.c")], check=True)
+    rows = bench["rows"]
+    rows.__globals__["CASES"] = (bench["Case"](2, 1000, 8, 20),)
+
+    def breaks(load: Any, url: str) -> Any:
+        raise bench["GpuHostError"]("it does not start")
+
+    lines = rows(program, {"ours": bench["own"], "other": breaks}, ["third: not here"], 1)
+    assert [line.split(" | ")[2] for line in lines[2:4]] == ["ours", "other"]
+    assert lines[3].endswith("| other | - | - | - | - | - | - |")
+    assert [line for line in lines if line.startswith("NOT MEASURED")] == [
+        "NOT MEASURED: third: not here",
+        "NOT MEASURED: other, in round 1: it does not start",
+    ]
+
+
+def test_records_of_aiperf_are_read_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their times are in ms and ns, and the first request's start counts as zero."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    client = runpy.run_path(str(BENCHMARKS / "aiperf_client.py"))
+    values = {
+        "time_to_first_token": 84.0,
+        "inter_chunk_latency": [32.0, 0.0],
+        "output_sequence_length": 3,
+        "input_sequence_length": 20,
+    }
+    metrics = {name: {"value": value, "unit": "-"} for name, value in values.items()}
+    good = [
+        json.dumps({"metadata": {"request_start_ns": 10**18 + at}, "metrics": metrics})
+        for at in (500_000_000, 0)
+    ]
+    request = client["Request"]
+    assert client["parse"](good, 2) == [
+        request(0.5, 0.084, (0.032, 0.0), 3, 20),
+        request(0.0, 0.084, (0.032, 0.0), 3, 20),
+    ]
+    bad = json.dumps({"metadata": {}, "metrics": {}, "error": {"type": "ClientConnectorError"}})
+    with pytest.raises(client["GpuHostError"], match=r"2 requests, 1 of them failed.*Connector"):
+        client["parse"]([good[0], bad], 2)
+    with pytest.raises(client["GpuHostError"], match=r"2 requests, 0 of them failed, where 3 were"):
+        client["parse"](good, 3)
 
 
 def test_the_constructed_log_has_the_hits_it_should(
