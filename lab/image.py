@@ -71,6 +71,7 @@ SIZE = "8G"
 LOADER = "boot/lab-loader.conf"
 OLD_KERNEL = "usr/share/lab/old-kernel"  # /usr/sbin/lab-old-kernel brings it to /boot
 LIBCUDA = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
+COMPILED = "usr/lib/python3/dist-packages"  # of the containers, too: what keeps compiled code
 CONTAINERS = (100, 101)  # the roots in the image; the configuration of 101 is set aside
 OWN_FOLDERS = ("etc", "root", "var")  # of each container; the others' files are the same, linked
 
@@ -300,6 +301,7 @@ def build_image(target: Path, base: Path, container: Path | None, progress: Prog
             roots.append(container_root(tree, CONTAINERS[0]))
             roots[-1].parent.mkdir(parents=True)
             run("cp", "-a", container, roots[-1])
+            overlay(LAB / "rootfs" / COMPILED, roots[-1] / COMPILED)
             authorize(roots[-1])
         build_libcuda(base, roots)
         if container:
