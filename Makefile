@@ -18,10 +18,19 @@ demo: tools ## bring a lab host from nothing to a served model with MTP, and rep
 	lab/lab up --machine $(MACHINE)
 	ansible-playbook -i inventory/lab playbooks/site.yml
 
-test: lint unit sanity docs molecule ## everything
+test: tools ## everything
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=line static unit
+	$(MAKE) --no-print-directory molecule
 
-lint unit sanity docs: tools ## one kind of check
+# beside the unit tests, as most of it has use for one core only
+static: tools
+	nox
+
+lint sanity docs: tools ## one kind of check
 	nox -s $@
+
+unit: tools ## the unit tests, on every core; a module's tests stay together
+	pytest --numprocesses=auto --dist=loadscope
 
 molecule: tools ## the lab scenarios (SCENARIO=name for one)
 ifdef SCENARIO
@@ -66,4 +75,4 @@ lab-ssh: ## log in to the lab host
 lab-down: ## power the lab off
 	lab/lab down --machine $(MACHINE)
 
-.PHONY: help lane-amd lane-intel tools demo test lint unit sanity docs molecule bench fuzz test-sglang lab-up lab-ssh lab-down
+.PHONY: help lane-amd lane-intel tools demo test static lint unit sanity docs molecule bench fuzz test-sglang lab-up lab-ssh lab-down

@@ -1,4 +1,4 @@
-"""Checks of the collection, one session each; `make test` runs them all (see CONTRIBUTING.md)."""
+"""Static checks of the collection, one session each, run by `make test` (see CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLLECTIONS = ROOT / ".build" / "collections"
 OURS = COLLECTIONS / "ansible_collections" / "gpuhost" / "inference"
 TOOLS = ROOT / ".build" / "venv" / "bin"
 
-nox.options.sessions = ["lint", "unit", "sanity", "docs"]
+nox.options.sessions = ["lint", "sanity", "docs"]
 nox.options.envdir = ROOT / ".build" / "nox"
 os.environ["ANSIBLE_COLLECTIONS_PATH"] = str(COLLECTIONS)
 antsibull_nox.load_antsibull_nox_toml()
@@ -78,12 +78,6 @@ def _is_shell(path: Path) -> bool:
     with path.open("rb") as file:
         first = file.readline()
     return first.startswith(b"#!") and first.rstrip().endswith((b"/sh", b"bash"))
-
-
-@nox.session(venv_backend="none")
-def unit(session: nox.Session) -> None:
-    """Unit tests, without root or lab, on every core; a module's tests stay together."""
-    session.run("pytest", "--numprocesses=auto", "--dist=loadscope", *session.posargs)
 
 
 @nox.session
