@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ TRUE_GAIN = {"single-user": 113 / 79, "batch": 761 / 1134}
 
 @pytest.fixture(scope="module")
 def reports(root: Path) -> Path:
-    return root / ".build/reports"
+    machine = os.environ.get("LAB_MACHINE", "amd")
+    return root / ".build/reports" / ("" if machine == "amd" else machine)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,15 @@ def test_without_leave_only_the_plan_is_shown(host: Host, run_playbook: RunPlayb
     assert "next: off on on off, each at C=1" in done.stdout
     assert "Nothing is done without sglang_tune_allowed" in " ".join(done.stdout.split())
     assert host.check_output(script) == before
+
+
+def test_prompts_of_one_repeated_word_are_refused(host: Host, run_playbook: RunPlaybook) -> None:
+    """The field's table was measured with such; nearly every draft of more of the same is right."""
+    line = json.dumps({"conversations": [{"value": "hello " * 500}]})
+    host.check_output("pct exec 100 -- sh -c %s", f"echo '{line}' >/root/field.jsonl")
+    done = run_playbook("tune_mtp", "-e", "sglang_tune_prompts=/root/field.jsonl")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "line 1: the text repeats itself" in " ".join(done.stdout.split())
 
 
 def test_the_truth_is_found(result: dict[str, Any]) -> None:
@@ -88,3 +99,17 @@ def test_it_is_applied_and_reported(
         run["points"][0]["prompts"]: run["points"][0]["accept_length"] for run in result["kinds"]
     }
     assert kinds["code"] > kinds["chat"] > kinds["reasoning"] > 1
+
+
+def test_arms_with_unequal_memory_are_not_compared(host: Host, run_playbook: RunPlaybook) -> None:
+    """As those of the field's table; told after one start of each, and the server put back."""
+    flags = {"mem-fraction-static": 0.76}
+    arms = [{"name": "off", "mtp": False}, {"name": "on", "mtp": True, "flags": flags}]
+    options = {"sglang_tune_arms": arms, "sglang_tune_concurrencies": [1]}
+    done = run_playbook("tune_mtp", "-e", json.dumps({**options, "sglang_tune_allowed": True}))
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 2, done.stdout[-6000:] + done.stderr
+    assert "off and on cannot be compared" in said
+    assert '"mem_fraction_static", "off": 0.8, "on": 0.76' in said.replace(chr(92), "")
+    assert "sglang serves again as it is declared; 2 starts are kept" in said
+    assert "mem-fraction-static: 0.8\n" in host.check_output("pct exec 100 -- cat /etc/sglang.yaml")
