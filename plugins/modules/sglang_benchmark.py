@@ -86,7 +86,8 @@ options:
         each conversation is sent. By default the prompts of this collection, which differ from one
         another and are always the same for a O(seed).
       - Refuses a prompt that is one word or phrase over and over, as nearly every draft of more of
-        the same is accepted. Random words cannot be told from others; they make speculation look bad.
+        the same is accepted. Random words cannot be told from others, and make speculation look
+        bad.
     type: path
   kinds:
     description:
