@@ -154,7 +154,7 @@ def _judge_unit(seen: Witnesses) -> Verdict | None:
     elif unit.load in ("bad-setting", "error"):
         reason = f"systemd cannot read {unit.name}: systemd-analyze verify tells why"
         verdict = Verdict("failed", reason)
-    elif unit.active == "failed" or unit.sub == "auto-restart":
+    elif unit.active == "failed" or unit.restarting:
         verdict = Verdict("failed", f"{_why_failed(unit, seen.log)}{_others(seen)}")
     elif unit.active == "deactivating":
         verdict = _judge_stop(unit, seen.log)
@@ -403,14 +403,14 @@ def _why_failed(unit: Unit, log: Log | None) -> str:
     said = f"{unit.name} ended"
     if unit.result == "oom-kill":
         said += ": the kernel killed it for want of memory"
-    elif unit.active in ("active", "activating") and unit.sub != "auto-restart":
+    elif unit.active in ("active", "activating") and not unit.restarting:
         said = f"{unit.name} is ending{_killed(unit)}"
     elif unit.exit_status is not None:
         meaning = _EXIT.get(unit.exit_status)
         said += f" with status {unit.exit_status}{f' ({meaning})' if meaning else ''}"
     if unit.result == "start-limit-hit":
         said += "; it failed too often, and systemd does not try again"
-    if unit.sub == "auto-restart":
+    if unit.restarting:
         said += (
             f"; systemd will start it again{f' (restart {unit.restarts})' * bool(unit.restarts)}"
         )

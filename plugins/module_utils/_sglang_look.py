@@ -311,6 +311,7 @@ def facts(
         "unit": unit.name if unit is not None else None,
         "pid": unit.main_pid if unit is not None else _pid(seen),
         "restarts": unit.restarts if unit is not None else None,
+        "restarting": unit.restarting if unit is not None else None,
         "listener": _listener(seen.listener),
         "gpu_processes": _gpu_processes(seen.processes),
         "node_rank": log.node_rank if log is not None else None,

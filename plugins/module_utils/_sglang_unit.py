@@ -32,6 +32,8 @@ _OTHER_UNITS = (
     ".socket", ".device", ".mount", ".automount", ".swap", ".target", ".path", ".timer", ".slice",
     ".scope",
 )  # fmt: skip
+# systemd waits until RestartSec is over; from release 254 on it shows the queued start apart
+_RESTARTING = ("auto-restart", "auto-restart-queued")
 _NODE = re.compile(r"nvidia\d+")
 # Compilers of kernels (Triton, FlashInfer, DeepGEMM): while one runs, nothing is generated.
 _COMPILERS = ("nvcc", "cicc", "ptxas", "ninja", "cc1plus", "cudafe++", "fatbinary")
@@ -62,6 +64,11 @@ class Unit:
     control_group: str
     age: float | None = None
     oom_kills: int | None = None
+
+    @property
+    def restarting(self) -> bool:
+        """Whether systemd has seen it end, and will start it again by itself."""
+        return self.sub in _RESTARTING
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,8 @@ def parse_unit(name: str, text: str, now: float | None = None) -> Unit:
     status = None if ended == "0" else number("ExecMainStatus")
     main_pid = number("MainPID") or None
     since = number(f"{'ExecMainStart' if main_pid else 'InactiveExit'}TimestampMonotonic")
-    runs = values["ActiveState"] not in ("inactive", "failed") and values.get("SubState") != (
-        "auto-restart"
+    runs = values["ActiveState"] not in ("inactive", "failed") and (
+        values.get("SubState") not in _RESTARTING
     )
     return Unit(
         name=name,

@@ -244,6 +244,14 @@ server:
       returned: always
       type: int
       sample: 0
+    restarting:
+      description:
+        - Whether systemd waits to start it again by itself after a failure. It is V(failed) until
+          then. V(null) without a unit.
+      returned: always
+      type: bool
+      sample: false
+      version_added: 0.2.0
     listener:
       description: The process that listens on the port, V(null) when none does or it is elsewhere.
       returned: always

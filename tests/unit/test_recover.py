@@ -249,6 +249,27 @@ def test_a_guest_whose_server_does_not_come_is_told_with_its_host(play: Play) ->
     assert "the server of guest is not ready" in said.replace("\n", " ")
 
 
+# systemd as it tells of a server that it starts again, and the second time of one that is gone
+SYSTEMCTL = """\
+#!/bin/sh
+[ "$1" = show ] || exit 0
+if [ -e FOLDER/asked ]; then echo LoadState=not-found; echo ActiveState=inactive
+else echo ActiveState=activating; echo SubState=auto-restart; fi
+echo "$@" >>FOLDER/asked
+"""
+
+
+def test_a_server_that_systemd_starts_again_is_waited_for(play: Play) -> None:
+    (play.folder / "bin/systemctl").write_text(SYSTEMCTL.replace("FOLDER", str(play.folder)))
+    (play.folder / "bin/systemctl").chmod(0o755)
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    at = {"proxmox_node": "localhost", "proxmox_vmid": 110, "sglang_port": 9}
+    play.guests = {"guest": {**local, **at}}
+    said = play.run(facts(WPR2, FINE, FINE), facts(FINE, FINE, FINE))
+    assert "the server of guest is absent" in said
+    assert len((play.folder / "asked").read_text().splitlines()) == 2
+
+
 def test_types_are_set_back_first_and_both_gpus_share_one_power_cut(play: Play) -> None:
     fsp = ("failed", "its FSP did not come up", ["power-off", "hardware"])
     wrong = [{"id": "type-differs", "subject": A, "evidence": "type is identity"}]

@@ -21,6 +21,10 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._sglang import (
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Metric, Reply
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_log import Log, read_log
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_look import (
+    Question,
+    facts,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_unit import (
     GpuProcess,
     Listener,
@@ -145,6 +149,11 @@ PRE = unit("activating", "start-pre", main_pid=None)
         ),
         (
             replace(STARTS, unit=unit("activating", "auto-restart", exit_status=137)),
+            "failed",
+            "status 137 .*systemd will start it again",
+        ),
+        (
+            replace(STARTS, unit=unit("activating", "auto-restart-queued", exit_status=137)),
             "failed",
             "status 137 .*systemd will start it again",
         ),
@@ -480,9 +489,21 @@ def test_limits_of_a_start(seen: Witnesses, state: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sub", "restarting"),
+    [("auto-restart", True), ("auto-restart-queued", True), ("start", False), ("failed", False)],
+)
+def test_who_is_started_again_without_anybody(sub: str, restarting: bool) -> None:
+    question = Question(URL, unit="sglang")
+    seen = replace(STARTS, unit=unit("activating", sub))
+    assert facts(seen, judge_server(seen), question)["restarting"] is restarting
+    assert facts(NO_UNIT, judge_server(NO_UNIT), question)["restarting"] is None
+
+
+@pytest.mark.parametrize(
     ("changed", "age"),
     [
         ("", None),  # waits for its next start
+        ("SubState=auto-restart-queued\n", None),
         ("SubState=start-pre\n", 90.0),
         ("SubState=running\nMainPID=7\n", 80.0),
         ("SubState=failed\nActiveState=failed\n", None),
