@@ -9,8 +9,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -327,6 +329,17 @@ def test_nulls_are_what_is_not_given(here: Path) -> None:
     said = tune(here, check=True, **{f"sglang_tune_{name}": one for name, one in nulls.items()})
     assert "next: off on on off, each at C=1," in said
     assert "failed=0" in said
+
+
+def test_its_clock_is_right_in_every_time_zone(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    told = "    - ansible.builtin.debug:\n        msg: began {{ __sglang_tune_began }}.\n"
+    (here / "play.yml").write_text(PLAY + told)
+    found = re.search(r"began (\d+)", tune(here, check=True))
+    assert found
+    assert time.time() - 60 < int(found[1]) <= time.time()
 
 
 def test_an_earlier_result_and_odd_keys_spoil_nothing(here: Path) -> None:
