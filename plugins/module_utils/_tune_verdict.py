@@ -171,7 +171,12 @@ def judge(
         and side.verdict == chosen.verdict
         and not _beats((arms[name], arms[str(best)]), shares, confidence)
     ]
-    return {**result, "text": list(_text(result, rivals))[:10]}
+    unsure = [name for name, side in sides.items() if side.verdict == UNKNOWN]
+    lost = {
+        name: _lost([run for run in read if run.arm == name], bool(shares))
+        for name in ([baseline, *unsure] if unsure else [])
+    }
+    return {**result, "text": list(_text(result, rivals, lost))[:10]}
 
 
 @dataclass(frozen=True)
@@ -312,10 +317,31 @@ def _beats(
     return low is not None and low > 1
 
 
-def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
-    """Say it in at most ten lines."""
+def _lost(runs: Sequence[Run], loaded: bool) -> list[str]:
+    """Say where an arm has no point at all and why, which more starts alone would not change.
+
+    Where requests wait in a queue nothing is missed, unless a load asks for it or nothing is left.
+    """
+    good = {one for run in runs for one in run.logs}
+    full = set() if loaded or not good else waited_at(runs)
+    found: dict[str, tuple[set[int], str]] = {}
+    for point in (point for run in runs for point in run.left_out):
+        for reason in point["reasons"] if point["concurrency"] not in good | full else ():
+            levels, _first_text = found.setdefault(reason["code"], (set(), reason["text"]))
+            levels.add(point["concurrency"])
+    return [
+        f"no point of {runs[0].arm} counts at C={_at_levels(levels)} ({code}): {text}"
+        for code, (levels, text) in found.items()
+    ]
+
+
+def _text(
+    result: Mapping[str, Any], rivals: Sequence[str], lost: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Say it, the most important first."""
     best, baseline = result["variant"], result["baseline"]
-    yield _headline(result)
+    yield _headline(result, [name for name in (baseline, best) if lost.get(name)])
+    yield from [line for lines in lost.values() for line in lines][:4]
     if rivals:
         yield f"{best} cannot be told from {', '.join(rivals)}: it only had the better figures"
     others = [f"{arm}: {word}" for arm, word in result["variants"].items() if arm != best]
@@ -356,7 +382,7 @@ def _text(result: Mapping[str, Any], rivals: Sequence[str]) -> Iterator[str]:
         yield f"{len(result['left_out'])} points do not count: {'; '.join(codes)}"
 
 
-def _headline(result: Mapping[str, Any]) -> str:
+def _headline(result: Mapping[str, Any], lost: Sequence[str]) -> str:
     best, baseline, verdict = result["variant"], result["baseline"], result["verdict"]
     percent = _percent(result["margin"])
     if best is None:
@@ -366,13 +392,16 @@ def _headline(result: Mapping[str, Any]) -> str:
         f" (it {verb} at C={levels})" if levels else ""
         for verb, levels in (("gains", gains), ("loses", losses))
     )
+    step = "measure more starts"
+    if lost:
+        step = f"mend why points of {' and '.join(lost)} do not count"
     return {
         KEEP: f"keep {best}: it gains more than {percent} over {baseline}{but_losses}",
         DROP: f"drop {best}: it loses more than {percent} against {baseline}{but_gains}",
         TIE: f"tie: {best} and {baseline} differ by less than {percent}; {baseline} is simpler",
         DEPENDS: f"depends: {best} gains at C={gains} and loses at C={losses}",
         UNKNOWN: f"{UNKNOWN}: the starts do not settle whether {best} gains or loses {percent}"
-        f"{but_gains}{but_losses}; measure more starts",
+        f"{but_gains}{but_losses}; {step}",
     }[verdict]
 
 

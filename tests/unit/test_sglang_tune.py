@@ -331,9 +331,7 @@ def test_nulls_are_what_is_not_given(here: Path) -> None:
     assert "failed=0" in said
 
 
-def test_its_clock_is_right_in_every_time_zone(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_clock_is_right_in_every_time_zone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     told = "    - ansible.builtin.debug:\n        msg: began {{ __sglang_tune_began }}.\n"
     (here / "play.yml").write_text(PLAY + told)

@@ -228,6 +228,53 @@ def test_rejected_points_are_left_out_and_listed() -> None:
     assert "2 points do not count: queued at C=128" in found["text"]
 
 
+def why(runs: list[Any], text: str) -> list[Any]:
+    """Have rejected points tell this."""
+    for one in runs:
+        for point in one["rejected"]:
+            point["reasons"][0]["text"] = text
+    return runs
+
+
+def test_an_arm_without_a_point_is_told_why_and_not_to_measure_more() -> None:
+    off = starts("off", {1: 1.0, 8: 1.0})
+    lost = {1: "unsaturated", 8: "unsaturated"}
+    on = why([run("on", start, {}, rejected=lost) for start in (1, 2)], "3 in flight: take a core")
+    text = judge([*off, *on])["text"]
+    assert text[0].startswith("not-enough-data: ")
+    assert text[0].endswith("; mend why points of on do not count")
+    assert text[1] == "no point of on counts at C=1, 8 (unsaturated): 3 in flight: take a core"
+    # so it is when the baseline is the one
+    text = judge([*off, *on], baseline="on")["text"]
+    assert text[0].endswith("; mend why points of on do not count")
+
+
+@pytest.mark.parametrize(
+    ("code", "load", "told"),
+    [
+        ("throttled", None, True),
+        ("queued", None, False),
+        ("queued", {1: 0.5, 128: 0.5}, True),
+    ],
+)
+def test_a_concurrency_without_a_point_is_told_why(
+    code: str, load: dict[int, float] | None, told: bool
+) -> None:
+    off = [run("off", start, {1: 60.0 + 9 * start, 128: 1700.0}) for start in (1, 2)]
+    on = why([run("on", n, {1: 70.0 + n}, rejected={128: code}) for n in (1, 2)], "mend it")
+    found = judge([*off, *on], load=load)
+    assert found["verdict"] == "not-enough-data"
+    assert (f"no point of on counts at C=128 ({code}): mend it" in found["text"]) is told
+    assert found["text"][0].endswith("measure more starts") is not told
+
+
+def test_a_second_variant_without_a_point_is_told_beside_the_winner() -> None:
+    lost = why([run("adaptive", n, {}, rejected={1: "unsteady"}) for n in (1, 2)], "wait")
+    found = judge([*starts("off", SAME), *starts("on", dict.fromkeys(OFF, 1.5)), *lost])
+    assert found["winner"] == "on"
+    assert "no point of adaptive counts at C=1 (unsteady): wait" in found["text"]
+
+
 @pytest.mark.parametrize(
     ("code", "load", "verdict"),
     [
