@@ -24,6 +24,7 @@ from typing import Any
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs import (
     Run,
+    check_arms,
     differences,
     hold,
     read_load,
@@ -99,6 +100,7 @@ def plan(
     """
     if len(set(arms)) != len(arms) or len(arms) < 2:
         raise GpuHostError(f"the arms are {', '.join(arms)}: name two or more, the baseline first")
+    check_arms(arms)
     shares, read = read_load(load), hold(read_runs(runs, prompts))
     strange = sorted({run.arm for run in read} - set(arms))
     if strange:

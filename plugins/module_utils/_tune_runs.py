@@ -85,6 +85,7 @@ def read_runs(runs: object, prompts: str | None = None) -> list[Run]:
             one = _read(run, kind)
         except (KeyError, TypeError, ValueError) as error:
             raise _unreadable(number, error) from error
+        check_arms([one.arm])
         key = (one.arm, one.start, str(run.get("at")))
         if key in seen:
             raise GpuHostError(
@@ -94,6 +95,16 @@ def read_runs(runs: object, prompts: str | None = None) -> list[Run]:
         seen.add(key)
         found.append(one)
     return found
+
+
+def check_arms(names: Sequence[str]) -> None:
+    """Refuse a name that the table of differences has for something else.
+
+    Raises:
+        GpuHostError: one of them is such a name.
+    """
+    if "key" in names:
+        raise GpuHostError("an arm cannot be named key, which stands for what differs: rename it")
 
 
 def _unreadable(number: int, error: Exception) -> GpuHostError:

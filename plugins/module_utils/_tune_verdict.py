@@ -367,11 +367,14 @@ def _text(
         if rows:
             shown = [f"C={p['concurrency']} {_shown(p, 'ratio')}" for p in rows]
             yield f"{said}: {_first(shown, '; ')}"
-    if result["unequal"]:
-        keys = sorted({one["key"] for one in result["unequal"]})
+    keys: dict[str, list[str]] = {}
+    for one in result["unequal"]:
+        for arm in one.keys() - {"key", baseline}:
+            keys.setdefault(arm, []).append(one["key"])
+    for arm, mine in keys.items():
         yield (
-            f"not comparable with {baseline}, as these differ: "
-            f"{_first(keys, ', ')}; make them equal and measure again"
+            f"{arm} is not comparable with {baseline}, as these differ: {_first(mine, ', ')}; make "
+            "them equal and measure again"
         )
     if result["left_out"]:
         levels: dict[str, set[int]] = {}

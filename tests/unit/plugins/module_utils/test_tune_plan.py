@@ -241,6 +241,7 @@ def test_levels_above_the_cap_are_told() -> None:
     [
         (([], ["off"], LONG), {}, "the arms are off: name two"),
         (([], ["on", "on"], LONG), {}, "the arms are on, on"),
+        (([], ["off", "key"], LONG), {}, "an arm cannot be named key"),
         (([run("x", 1, {1: 1.0})], ARMS, LONG), {}, "a run is of the arm x"),
         (([], ARMS, LONG), {"levels": [0, 1]}, "0 is no level"),
         (([], ARMS, LONG), {"max_concurrency": 0}, "max_concurrency is 0"),

@@ -414,6 +414,12 @@ def test_the_unequal_variant_does_not_stop_the_other() -> None:
     found = judge([*starts("off", {1: 1.0}), *starts("on", {1: 1.5}), *odd])
     assert (found["winner"], found["verdict"]) == ("on", "keep")
     assert found["unequal"] == [{"key": "version", "off": "0.5.23", "odd": "1"}]
+    assert any(line.startswith("odd is not comparable with off, ") for line in found["text"])
+
+
+def test_an_arm_named_as_a_field_of_the_result_is_refused() -> None:
+    with pytest.raises(GpuHostError, match="an arm cannot be named key"):
+        judge([GOOD, run("key", 1, {1: 60.0})])
 
 
 def test_no_runs() -> None:
