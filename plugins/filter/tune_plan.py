@@ -60,8 +60,8 @@ options:
   max_concurrency:
     description:
       - Requests that the servers run at once, in the arm that runs most
-        (C(effective_max_running_requests) of M(gpuhost.inference.sglang_info)). The runs tell it
-        for the arms that were started.
+        (C(effective_max_running_requests) of M(gpuhost.inference.sglang_info)), or may run by their
+        flag. The runs tell it for the arms that were started.
     type: int
   load:
     description:
@@ -111,7 +111,9 @@ _value:
           description: Number of the start within the arm.
           type: int
         concurrencies:
-          description: What to measure, ascending.
+          description:
+            - What to measure, ascending. Levels above what this arm runs at once are measured as
+              one, at that limit.
           type: list
           elements: int
     done:
@@ -131,7 +133,7 @@ _value:
       type: list
       elements: int
     max_concurrency:
-      description: Requests that all servers run at once, null when not known.
+      description: Requests that the arm that runs most runs at once, null when not known.
       type: int
     skipped:
       description: Levels that were asked for and at which requests would wait.

@@ -68,9 +68,13 @@ class Budget:
             if not least <= value < math.inf:
                 raise GpuHostError(f"{name} is {value}: it must be a number from {least} on")
 
-    def seconds(self, starts: int, points: int) -> float:
-        """Return how long so many starts with so many points each take."""
-        return starts * (self.restart_s + points * self.point_s)
+    def seconds(self, points: Sequence[int]) -> float:
+        """Return how long starts take.
+
+        Args:
+            points: how many each of them has.
+        """
+        return sum(self.restart_s + count * self.point_s for count in points)
 
 
 def plan(
@@ -90,8 +94,8 @@ def plan(
         arms: names of all arms, the baseline first.
         budget: time that is left and what is spent on what.
         levels: concurrencies to choose from; by default the powers of two up to 128.
-        max_concurrency: requests that the servers run at once, in the arm that runs most. The runs
-            tell it for the arms that were started.
+        max_concurrency: requests that the servers run at once, in the arm that runs most. Of the
+            arms that were started the runs tell it.
         load: share of the time by concurrency, `None` when it is not known.
         prompts: kind of prompts whose points count. By default the only kind, or `mixed`.
 
@@ -107,14 +111,17 @@ def plan(
         raise GpuHostError(f"a run is of the arm {strange[0]}, not among the arms: name it too")
     for arm in arms:
         _refuse_mixture(arm, [run for run in read if run.arm == arm])
-    cap = _cap(read, max_concurrency)
+    caps = _caps(read, arms, max_concurrency)
+    cap = max(caps.values(), default=None)
     choice = choose_from(levels, cap, shares, min(waited_at(read), default=None))
     skipped = sorted({level for level in levels if level > choice[-1]}) if not shares else []
     done = {arm: sum(1 for run in read if run.arm == arm and run.logs) for arm in arms}
     base = first_points(choice, budget.points)
     before = {one for run in read for one in run.logs} & set(choice)
-    blocks, room = _fit(done, budget, len({*base, *before}), min(budget.points, len(choice)))
     points = sorted({*base, *before})
+    # An arm that runs fewer requests at once is measured at its own cap instead
+    spared = {arm: len(points) - len(_levels(points, caps.get(arm))) for arm in arms}
+    blocks, room = _fit(done, budget, spared, (len(points), min(budget.points, len(choice))))
     coming = _coming(arms, done, max(1, blocks))
     if blocks == 1 and not read:
         points = sorted({*points, *more_points(None, points, choice, shares, room - len(points))})
@@ -123,13 +130,14 @@ def plan(
         for one in ratios:
             wanted = more_points(one, points, choice, shares, room - len(points))
             points = sorted({*points, *wanted})
-    seconds = budget.seconds(len(coming), len(points))
+    levels_of = {arm: _levels(points, caps.get(arm)) for arm in arms}
+    seconds = budget.seconds([len(levels_of[arm]) for arm in coming])
     enough = blocks > 0
     numbers = {arm: max((run.start for run in read if run.arm == arm), default=0) for arm in arms}
     following = []
     for arm in coming if enough else []:
         numbers[arm] += 1
-        following.append({"arm": arm, "start": numbers[arm], "concurrencies": points})
+        following.append({"arm": arm, "start": numbers[arm], "concurrencies": levels_of[arm]})
     result = {
         "next": following,
         "done": enough and not coming,
@@ -160,15 +168,26 @@ def _refuse_mixture(arm: str, runs: Sequence[Run]) -> None:
         )
 
 
-def _cap(runs: Sequence[Run], asked: int | None) -> int | None:
-    """Return up to which concurrency there is something to measure.
+def _caps(runs: Sequence[Run], arms: Sequence[str], asked: int | None) -> dict[str, int]:
+    """Return how many requests each arm runs at once, as far as that is known.
 
-    A server that runs fewer requests at once is measured up to its own limit, see `hold`.
+    Up to the highest of them there is something to measure. A server that runs fewer is measured
+    up to its own limit, see `hold`.
     """
     if asked is not None and asked < 1:
         raise GpuHostError(f"max_concurrency is {asked}: a server runs one request or more")
-    told = [run.cap for run in runs if run.cap is not None]
-    return min([one for one in (asked, max(told, default=None)) if one is not None], default=None)
+    caps = {}
+    for arm in arms:
+        mine = [run.cap for run in runs if run.arm == arm]
+        told = max([cap for cap in mine if cap is not None], default=None if mine else asked)
+        if told is not None:
+            caps[arm] = told
+    return caps
+
+
+def _levels(points: Sequence[int], cap: int | None) -> list[int]:
+    """Return what is measured in an arm for these points, each once."""
+    return sorted({point if cap is None else min(point, cap) for point in points})
 
 
 def choose_from(
@@ -303,27 +322,38 @@ def _ratios(runs: Sequence[Run], baseline: str, arm: str) -> dict[int, float]:
     return {one: means[1][one] - means[0][one] for one in sorted(means[0].keys() & means[1].keys())}
 
 
-def _fit(done: Mapping[str, int], budget: Budget, base: int, most: int) -> tuple[int, int]:
+def _fit(
+    done: Mapping[str, int], budget: Budget, spared: Mapping[str, int], points: tuple[int, int]
+) -> tuple[int, int]:
     """Return how many blocks fit and how many points a start has room for.
 
     Two blocks of the first points tell more than one with all points: the interval of two starts
     an arm is 1.8 times as wide as that of four from its t alone.
+
+    Args:
+        done: starts by arm.
+        budget: time that is left.
+        spared: points that an arm does without, as they lie above its cap.
+        points: those of a start at first, and at most.
     """
-    for least, points in ((2, max(base, most)), (1, base)):
-        blocks = _blocks(done, budget, points)
+    base, most = points
+    for least, count in ((2, max(points)), (1, base)):
+        blocks = _blocks(done, budget, spared, count)
         if blocks >= least:
-            room = points
-            while room < most and _blocks(done, budget, room + 1) >= blocks:
+            room = count
+            while room < most and _blocks(done, budget, spared, room + 1) >= blocks:
                 room += 1
             return blocks, room
     return 0, base
 
 
-def _blocks(done: Mapping[str, int], budget: Budget, points: int) -> int:
+def _blocks(done: Mapping[str, int], budget: Budget, spared: Mapping[str, int], points: int) -> int:
     fitting = 0
     for blocks in range(1, budget.blocks + 1):
-        starts = sum(max(0, 2 * blocks - number) for number in done.values())
-        if budget.seconds(starts, points) <= budget.minutes * 60:
+        starts = [
+            points - spared[arm] for arm, n in done.items() for _start in range(n, 2 * blocks)
+        ]
+        if budget.seconds(starts) <= budget.minutes * 60:
             fitting = blocks
     return fitting
 
@@ -366,7 +396,15 @@ def _text(result: Mapping[str, Any], budget: Budget) -> list[str]:
         lines.append(f"all is measured that fits: {result['blocks']} blocks")
     else:
         arms = " ".join(start["arm"] for start in result["next"])
-        lines.append(f"next: {arms}, each at C={levels}; about {result['minutes']} minutes")
+        fewer = {one["arm"]: one["concurrencies"] for one in result["next"]}
+        held = [
+            f", {arm} up to {mine[-1]}"
+            for arm, mine in fewer.items()
+            if mine != result["concurrencies"]
+        ]
+        lines.append(
+            f"next: {arms}, each at C={levels}{''.join(held)}; about {result['minutes']} minutes"
+        )
     if result["skipped"]:
         lines.append(
             f"not measured: C={', '.join(map(str, result['skipped']))}, as requests would wait in "

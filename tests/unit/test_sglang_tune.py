@@ -217,6 +217,19 @@ def test_without_a_winner_it_stays_as_it_is_declared(here: Path) -> None:
     assert words["batch"] == "drop"
 
 
+def test_levels_above_the_limit_are_measured_once(here: Path) -> None:
+    levels = [1, 45, 48, 64, 96]
+    said = tune(here, sglang_tune_concurrencies=levels, sglang_tune_by_kind=False)
+    assert "next: off on on off, each at C=1, 45, 48; about" in said
+    (result,) = results(here)
+    measured = {r["arm"]: [p["concurrency"] for p in r["points"]] for r in result["runs"]}
+    assert measured == {"off": [1, 45], "on": [1, 24]}
+    # replicas run that many each, so nothing is known before a start
+    replicas = {"sglang_extra_flags": {"dp-size": 2}}
+    said = tune(here, check=True, sglang_tune_concurrencies=levels, **replicas)
+    assert "each at C=1, 45, 48, 64, 96; about" in said
+
+
 def test_a_failure_puts_the_server_back_and_another_run_goes_on(here: Path) -> None:
     (here / "broken").write_text("on-2")
     said = tune(here, sglang_mtp_state="absent")
@@ -306,7 +319,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "sglang_state is absent": {"sglang_state": "absent"},
     "http://127.0.0.1:9/metrics shows no load (-1)": {"sglang_tune_watch": 60, "sglang_port": 9},
     "results cannot be written": {"sglang_tune_dir": "/dev/null/reports"},
-    "not enough time: one block of two starts an arm at C=1, 8, 32, 128 needs": {
+    "not enough time: one block of two starts an arm at C=1, 8, 32, 48 needs": {
         "sglang_tune_minutes": 10
     },
 }

@@ -19,6 +19,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_plan impor
 from bench_runs import run
 
 ARMS = ["off", "on"]
+CAP = "effective_max_running_requests"
 POWERS = [1, 2, 4, 8, 16, 32, 64, 128]
 LONG = Budget(minutes=600, restart_s=300, point_s=60)
 
@@ -112,7 +113,7 @@ def test_a_steady_drift_favours_no_arm(arms: int, blocks: int) -> None:
 
 
 def seconds(starts: int, points: int, budget: Budget = LONG) -> float:
-    return starts * (budget.restart_s + points * budget.point_s) / 60
+    return budget.seconds([points] * starts) / 60
 
 
 @pytest.mark.parametrize(
@@ -234,6 +235,31 @@ def test_levels_above_the_cap_are_told() -> None:
     assert found["concurrencies"] == [1, 16, 48]
     assert found["skipped"] == [64, 128]
     assert "C=64, 128, as requests would wait" in found["text"][1]
+
+
+def test_levels_above_the_cap_of_an_arm_are_one_point() -> None:
+    runs = [
+        run("off", 1, {1: 60.0, 8: 350.0, 45: 900.0}, apart={CAP: 45}),
+        run("on", 1, {1: 90.0, 8: 500.0, 24: 700.0}, apart={CAP: 24}),
+    ]
+    levels = [1, 8, 32, 64, 128]
+    found = plan(runs, ARMS, Budget(600, 300, 60, blocks=1), levels=levels)
+    assert found["concurrencies"] == [1, 8, 32, 45]
+    assert [(one["arm"], one["concurrencies"]) for one in found["next"]] == [
+        ("on", [1, 8, 24]),
+        ("off", [1, 8, 32, 45]),
+    ]
+    assert found["minutes"] == (300 + 3 * 60 + 300 + 4 * 60) / 60
+    assert found["text"][0] == "next: on off, each at C=1, 8, 32, 45, on up to 24; about 17 minutes"
+    # and so much time is enough
+    assert plan(runs, ARMS, Budget(17, 300, 60, blocks=1), levels=levels)["enough"]
+    assert not plan(runs, ARMS, Budget(16.9, 300, 60, blocks=1), levels=levels)["enough"]
+
+
+def test_an_arm_that_runs_few_does_not_cut_those_that_were_not_started() -> None:
+    runs = [run("on", 1, {1: 90.0, 8: 500.0, 24: 700.0}, apart={CAP: 24})]
+    found = plan(runs, ARMS, LONG, max_concurrency=48)
+    assert (found["max_concurrency"], found["concurrencies"]) == (48, [1, 8, 32, 48])
 
 
 @pytest.mark.parametrize(
