@@ -249,6 +249,17 @@ def test_a_failure_puts_the_server_back_and_another_run_goes_on(here: Path) -> N
     ]
 
 
+def test_a_server_that_cannot_be_put_back_hides_no_failure(here: Path) -> None:
+    (here / "broken").write_text("on-1")
+    (here / "stuck").write_text("absent declared")
+    said = tune(here, sglang_mtp_state="absent")
+    told = said.split("fatal: ")[-1]
+    assert "Measure one concurrency: the server went away. Then sglang could not be put" in told
+    assert "non-zero return code" in told
+    assert "1 starts are kept" in told
+    assert "serves again" not in said
+
+
 @pytest.mark.parametrize(
     "extra", [{"sglang_mtp_state": "absent"}, {"sglang_mtp_num_steps": 3}, {"sglang_mtp_flags": {}}]
 )
