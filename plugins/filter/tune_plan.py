@@ -66,7 +66,8 @@ options:
   load:
     description:
       - Share of the time by number of requests at once, C(load) of
-        P(gpuhost.inference.tune_load#filter). Nothing is measured outside of it.
+        P(gpuhost.inference.tune_load#filter). Any weights do, they are made to sum up to 1. Nothing
+        is measured outside of it.
     type: dict
   prompts:
     description: Kind of prompts whose points count. By default the only kind, or V(mixed).

@@ -29,6 +29,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs impor
     hold,
     read_load,
     read_runs,
+    told_load,
     waited_at,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import between
@@ -149,7 +150,7 @@ def plan(
         "skipped": skipped,
         "minutes": math.ceil(seconds / 60),
     }
-    return {**result, "text": _text(result, budget)}
+    return {**result, "text": [*_text(result, budget), *_load_text(shares)]}
 
 
 def _refuse_mixture(arm: str, runs: Sequence[Run]) -> None:
@@ -382,6 +383,11 @@ def _coming(arms: Sequence[str], done: Mapping[str, int], blocks: int) -> list[s
         else:
             coming.append(arm)
     return coming
+
+
+def _load_text(shares: Mapping[int, float] | None) -> list[str]:
+    """Show which load the plan is for: weights of any sum were given."""
+    return [f"for the load {told_load(shares)}"] if shares else []
 
 
 def _text(result: Mapping[str, Any], budget: Budget) -> list[str]:

@@ -202,8 +202,8 @@ def read_load(load: object) -> dict[int, float] | None:
     shares: dict[int, float] = {}
     for key, value in load.items():
         try:
-            concurrency, share = int(key), float(value)
-        except (TypeError, ValueError):
+            concurrency, share = int(str(key)), float(str(value))
+        except ValueError:
             concurrency, share = 0, 0.0
         if concurrency < 1 or not 0 <= share < math.inf:
             raise GpuHostError(
@@ -216,6 +216,16 @@ def read_load(load: object) -> dict[int, float] | None:
     if not total:
         raise GpuHostError("all shares of the load are 0: leave the load out when it is not known")
     return {concurrency: share / total for concurrency, share in sorted(shares.items())}
+
+
+def told_load(load: Mapping[Any, float]) -> str:
+    """Return a load in words, its first eight levels.
+
+    Args:
+        load: shares that sum up to 1, by concurrency.
+    """
+    levels = [f"{one}: {100 * share:.0f} %" for one, share in load.items()]
+    return f"C {', '.join([*levels[:8], *(['…'] if levels[8:] else [])])}"
 
 
 def waited_at(runs: Sequence[Run]) -> set[int]:

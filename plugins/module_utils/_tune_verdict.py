@@ -26,6 +26,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs impor
     read_load,
     read_runs,
     repeated,
+    told_load,
     waited_at,
 )
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats import (
@@ -350,10 +351,9 @@ def _text(
     for profile in result["profiles"]:
         if profile["arm"] != best or profile["gain"] is None:
             continue
-        load = [f"{one}: {_percent(share)}" for one, share in profile["load"].items()]
         drawn = profile["covered"] - profile["measured"]
         yield (
-            f"load {profile['name']} (C {_first(load, ', ')}): {_shown(profile, 'gain')}, "
+            f"load {profile['name']} ({told_load(profile['load'])}): {_shown(profile, 'gain')}, "
             f"{profile['verdict']}"
             f"{f'; {_percent(drawn)} of it not measured itself' if drawn > 0 else ''}"
         )

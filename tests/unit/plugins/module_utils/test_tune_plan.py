@@ -237,6 +237,12 @@ def test_levels_above_the_cap_are_told() -> None:
     assert "C=64, 128, as requests would wait" in found["text"][1]
 
 
+def test_a_load_of_any_weights_is_shown_as_shares() -> None:
+    found = plan([], ARMS, LONG, load={1: 18, 8: 6})
+    assert found["text"][-1] == "for the load C 1: 75 %, 8: 25 %"
+    assert found == plan([], ARMS, LONG, load={"1": 0.75, "8": 0.25})
+
+
 def test_levels_above_the_cap_of_an_arm_are_one_point() -> None:
     runs = [
         run("off", 1, {1: 60.0, 8: 350.0, 45: 900.0}, apart={CAP: 45}),
