@@ -352,7 +352,7 @@ def test_what_cannot_end_well_is_refused_before(here: Path) -> None:
 
 
 def test_nulls_are_what_is_not_given(here: Path) -> None:
-    nulls = dict.fromkeys(["prompts", "context_tokens", "requests"])
+    nulls = dict.fromkeys(["context_tokens", "requests"])
     said = tune(here, check=True, **{f"sglang_tune_{name}": one for name, one in nulls.items()})
     assert "next: off on on off, each at C=1," in said
     assert "failed=0" in said
