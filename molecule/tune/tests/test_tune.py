@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,42 @@ from testinfra.host import Host
 
 testinfra_hosts = ["ansible://pve1"]
 RunPlaybook = Callable[..., subprocess.CompletedProcess[str]]
-# What a start of the stand-in brings, with the same words for all prompts (lab/sglang/README.md)
-TRUE_GAIN = {"single-user": 113 / 79, "batch": 761 / 1134}
+LEVELS = (1, 8, 16, 128)
+CAPS = {"off": "45", "on": "24"}
+# users who are mostly alone, and now and then send a batch
+LOAD = {1: 0.95, 128: 0.05}
+# what emulated processors may add to a gain: they are busier with many requests than with one
+EMULATED = 0.08
+
+
+@pytest.fixture(scope="module")
+def true_gains(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Return how many times faster the engine is with MTP for each load, run in virtual time."""
+    model = tmp_path_factory.mktemp("model") / "whole"
+    subprocess.run([sys.executable, root / "lab/sglang/make_model", model], check=True)
+    rates = {}
+    for arm, flags in (("off", []), ("on", ["--speculative-algorithm", "NEXTN"])):
+        command = [sys.executable, "-m", "sglang.standin.truth", "--model-path", str(model)]
+        command += ["--tp", "4", "--mem-fraction-static", "0.8", "--max-running-requests", "48"]
+        asked = {
+            "PYTHONPATH": str(root / "lab/sglang"),
+            "TRUTH_CONCURRENCIES": ",".join(map(str, LEVELS)),
+            "TRUTH_OUTPUT_TOKENS": "32",
+        }
+        done = subprocess.run(
+            [*command, *flags], env={**os.environ, **asked}, capture_output=True, check=True
+        )
+        rates[arm] = {
+            row["concurrency"]: row["output_tok_s"]
+            for row in map(json.loads, done.stdout.splitlines())
+        }
+    gain = {level: rates["on"][level] / rates["off"][level] for level in LEVELS}
+    return {
+        "yours": sum(share * gain[level] for level, share in LOAD.items()),
+        "single-user": gain[1],
+        "team": (gain[8] + gain[16]) / 2,
+        "batch": gain[128],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +67,7 @@ def reports(root: Path) -> Path:
 def said(run_playbook: RunPlaybook, reports: Path) -> str:
     for old in reports.glob("ct100-sglang-tune-*"):
         old.unlink()
-    load = {"sglang_tune_load": {1: 1.0}, "sglang_tune_allowed": True}
+    load = {"sglang_tune_load": LOAD, "sglang_tune_allowed": True}
     done = run_playbook("tune_mtp", "-e", json.dumps(load))
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr
     return " ".join(done.stdout.split())
@@ -62,22 +97,23 @@ def test_prompts_of_one_repeated_word_are_refused(host: Host, run_playbook: RunP
     host.check_output("pct exec 100 -- sh -c %s", f"echo '{line}' >/root/field.jsonl")
     done = run_playbook("tune_mtp", "-e", "sglang_tune_prompts=/root/field.jsonl")
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "line 1: the text repeats itself" in " ".join(done.stdout.split())
+    assert "line 1: the text repeats itself" in done.stdout + done.stderr
 
 
-def test_the_truth_is_found(result: dict[str, Any]) -> None:
+def test_the_truth_is_found(result: dict[str, Any], true_gains: dict[str, float]) -> None:
     verdict = result["verdict"]
     assert verdict["unequal"] == []
     assert verdict["left_out"] == []
     caps = {run["arm"]: run["apart"]["effective_max_running_requests"] for run in result["runs"]}
-    assert caps == {"off": 45, "on": 24}
+    assert {arm: str(cap) for arm, cap in caps.items()} == CAPS
     profiles = {profile["name"]: profile for profile in verdict["profiles"]}
-    for name, gain in TRUE_GAIN.items():
-        assert profiles[name]["low"] < gain < profiles[name]["high"], profiles[name]
-    assert profiles["single-user"]["verdict"] == "keep"
+    for name, true in true_gains.items():
+        told = profiles[name]
+        assert told["low"] * (1 - EMULATED) < true < told["high"] * (1 + EMULATED), (true, told)
+    assert profiles["yours"]["verdict"] == profiles["single-user"]["verdict"] == "keep"
     assert profiles["batch"]["verdict"] == "drop"
-    # between the two: it gains 7 % at 8 and loses 8 % at 16, so that neither may be said
-    assert profiles["team"]["verdict"] in ("tie", "not-enough-data")
+    # a few percent slower: near the margin, where more starts would tell a tie from a loss
+    assert profiles["team"]["verdict"] != "keep"
 
 
 def test_it_is_applied_and_reported(
@@ -89,8 +125,8 @@ def test_it_is_applied_and_reported(
     (table,) = reports.glob("ct100-sglang-tune-*.csv")
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [(row["arm"], row["concurrency"]) for row in rows] == [
-        *(("off", "1"), ("off", "45"), ("on", "1"), ("on", "24")),
-        *(("on", "1"), ("on", "24"), ("off", "1"), ("off", "45")),
+        *((arm, level) for arm in ("off", "on") for level in ("1", "8", "16", CAPS[arm])),
+        *((arm, level) for arm in ("on", "off") for level in ("1", "8", "16", CAPS[arm])),
     ]
     page = (reports / "pve1.html").read_text()
     assert "keep on: it gains more than 5 % over off" in page
@@ -107,9 +143,9 @@ def test_arms_with_unequal_memory_are_not_compared(host: Host, run_playbook: Run
     arms = [{"name": "off", "mtp": False}, {"name": "on", "mtp": True, "flags": flags}]
     options = {"sglang_tune_arms": arms, "sglang_tune_concurrencies": [1]}
     done = run_playbook("tune_mtp", "-e", json.dumps({**options, "sglang_tune_allowed": True}))
-    said = " ".join(done.stdout.split())
-    assert done.returncode == 2, done.stdout[-6000:] + done.stderr
+    said = " ".join((done.stdout + done.stderr).split()).replace(chr(92), "")
+    assert done.returncode == 2, said[-6000:]
     assert "off and on cannot be compared" in said
-    assert '"mem_fraction_static", "off": 0.8, "on": 0.76' in said.replace(chr(92), "")
+    assert '"mem_fraction_static", "off": 0.8, "on": 0.76' in said
     assert "sglang serves again as it is declared; 2 starts are kept" in said
     assert "mem-fraction-static: 0.8\n" in host.check_output("pct exec 100 -- cat /etc/sglang.yaml")
