@@ -23,7 +23,8 @@ TUNE = """
 """
 REPORT = """
 - ansible.builtin.debug:
-    msg: "REPORT {{ gpu_report_name }} of {{ gpu_report_benchmark | join }}, {{ gpu_report_history.arm }} before."
+    msg: "REPORT {{ gpu_report_name }} of {{ gpu_report_benchmark | join }},
+      {{ gpu_report_history.arm }} before."
 """
 HOST = """#!/usr/bin/python
 print('{"changed": false}')
