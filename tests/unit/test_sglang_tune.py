@@ -13,7 +13,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ print(json.dumps({"changed": True, **json.loads(told), "key": asked["api_key"]})
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    own = own_collection(tmp_path, "plugins/module_utils", "plugins/filter", "meta")
+    linked = ("plugins/module_utils", "plugins/filter", "meta")
+    own = own_collection(tmp_path, *linked, "plugins/modules/sglang_flags_info.py")
     (own / "plugins/plugin_utils").symlink_to(ROOT / "plugins/plugin_utils")
     (own / "roles/sglang_mtp/tasks").mkdir(parents=True)
     (own / "roles/sglang_tune").symlink_to(ROOT / "roles/sglang_tune")
@@ -328,6 +330,16 @@ REFUSED: dict[str, dict[str, Any]] = {
     "sglang_tune_kinds: write a list": {"sglang_tune_kinds": "code,chat"},
     "sglang_tune_may_differ: write a list": {"sglang_tune_may_differ": "page_size"},
     "names in quotes": {"sglang_tune_arms": [{"name": False, "mtp": False}, ON]},
+    "sglang_tune_arms has 0 entries": {"sglang_tune_arms": []},
+    "sglang_tune_arms has 1 entries": {"sglang_tune_arms": [ON]},
+    "off-1, off-2 has num_steps or flags": {
+        "sglang_tune_arms": [
+            {"name": "off", "mtp": False},
+            {"name": "off-1", "mtp": False, "flags": {"page-size": 64}},
+            {"name": "off-2", "mtp": False, "num_steps": 1},
+            {**ON, "num_steps": 1},
+        ]
+    },
     "sglang runs on 2 machines": {"sglang_nnodes": 2},
     "sglang runs on 3 machines": {"sglang_extra_flags": {"nnodes": 3}},
     "sglang_state is absent": {"sglang_state": "absent"},
@@ -392,6 +404,15 @@ def test_arms_that_cannot_be_compared_are_told_after_one_start_of_each(here: Pat
     assert served(here)[:3] == ["present 48", "absent 48", "present"]
 
 
+def test_one_of_several_arms_that_cannot_be_compared_is_told_as_early(here: Path) -> None:
+    be(here, 1.0, "0.5.23", pages=64)
+    arms = [{"name": "off", "mtp": False}, {"name": "none", "mtp": False}, ON]
+    said = tune(here, sglang_tune_arms=arms, sglang_mtp_state="absent")
+    assert "Not all arms can be compared with off, as these differ" in said
+    assert '"on": 64' in said.replace("\\", "")
+    assert served(here) == ["absent 48", "absent 48", "present 48", "absent"]
+
+
 def test_starts_of_another_release_are_not_mixed_with_those_of_now(here: Path) -> None:
     (here / "broken").write_text("on-2")
     tune(here)
@@ -404,26 +425,71 @@ def test_starts_of_another_release_are_not_mixed_with_those_of_now(here: Path) -
 
 
 class _Models(BaseHTTPRequestHandler):
-    """A server that is ready, and serves something."""
+    """A server that is ready, and serves something to four at once."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.send_response(200 if self.path in ("/v1/models", "/metrics") else 404)
         self.end_headers()
+        self.wfile.write(b"sglang:num_running_reqs 4.0\n")
 
     def log_message(self, *_words: object) -> None:
         """Be quiet."""
 
 
-@pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "not allowed"])
-def test_what_the_benchmark_refuses_stops_no_server(here: Path, allowed: bool) -> None:
+SERVER_ARGS = """
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--speculative-adaptive", action="store_true")
+"""
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    """Have such a server on a port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Models) as server:
         threading.Thread(target=server.serve_forever).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "not allowed"])
+def test_what_the_benchmark_refuses_stops_no_server(here: Path, allowed: bool) -> None:
+    with serving() as port:
         said = tune(
             here,
             sglang_tune_allowed=allowed,
             sglang_tune_output_tokens=8,
-            sglang_extra_flags={"port": server.server_port},
+            sglang_extra_flags={"port": port},
         )
-        server.shutdown()
     assert "output_tokens must be at least 16" in said
     assert served(here) == []
+
+
+def test_flags_that_the_release_does_not_know_stop_no_server(here: Path) -> None:
+    package = here / "venv/lib/python3.12/site-packages/sglang/srt"
+    package.mkdir(parents=True)
+    (here / "venv/bin").mkdir()
+    (here / "venv/bin/python").touch()
+    (package / "server_args.py").write_text(SERVER_ARGS)
+    typo = {**ON, "name": "typo", "flags": {"speculative-adaptiv": True}}
+    python = f"{here}/venv/bin/python"
+    said = tune(here, sglang_tune_arms=[{"name": "off", "mtp": False}, typo], sglang_python=python)
+    assert "sglang_tune_arms: --speculative-adaptiv" in said
+    assert served(here) == []
+
+
+def test_the_load_is_learnt_before_the_time_counts(here: Path) -> None:
+    later = "{{ 99999 if __sglang_tune_looks is defined else 0 }}"
+    with serving() as port:
+        said = tune(
+            here,
+            extra={"__sglang_tune_clock": later},
+            sglang_tune_allowed=False,
+            sglang_tune_watch=10,
+            sglang_port=port,
+        )
+    assert "next: off on on off, each at C=4; about" in said
+    assert "for the load C 4: 100 %" in said
