@@ -13,6 +13,7 @@ it answers the same question about the same start of the server.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import re
 import time
@@ -40,7 +41,11 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._files import (
     plan_files,
     read_file,
 )
-from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import Client, dict_of
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
+    Client,
+    dict_of,
+    list_of,
+)
 from ansible_collections.gpuhost.inference.plugins.module_utils._speculation import (
     judge_acceptance,
 )
@@ -131,6 +136,8 @@ def check(question: Question) -> None:
     for name, (value, least) in low.items():
         if value < least:
             raise GpuHostError(f"{name} must be at least {least:g}, not {value:g}")
+    if not math.isfinite(question.temperature):
+        raise GpuHostError(f"temperature is {question.temperature}: give a number, as 0.7")
     if not question.concurrencies:
         raise GpuHostError("concurrencies is empty: name at least one, as [1, 8, 32, 128]")
     for concurrency in question.concurrencies:
@@ -180,11 +187,25 @@ def open_book(folder: str, question: Question, server: Server, tool: Tool) -> Bo
         return Book(path, {}, None)
     try:
         content = dict_of(json.loads(file.content or ""))
-    except ValueError:
+        json.dumps(content, allow_nan=False)  # it is written again with what is measured
+    except (ValueError, RecursionError):
         content = {}
-    if content.get("schema") != SCHEMA or not isinstance(content.get("points"), list):
+    if not _is_run(content):
         raise GpuHostError(f"{path} is no run of this module: move it away, or name other results")
     return Book(path, content, _refusal(content, question, server, tool))
+
+
+def _is_run(content: dict[str, Any]) -> bool:
+    lists = [content.get("points"), content.get("rejected")]
+    points = [dict_of(point) for some in lists for point in list_of(some)]
+    return (
+        content.get("schema") == SCHEMA
+        and all(isinstance(some, list) for some in lists)
+        and all(isinstance(point.get("concurrency"), int) for point in points)
+        and all(
+            isinstance(point.get("per_request_tok_s"), (int, float, type(None))) for point in points
+        )
+    )
 
 
 def _refusal(content: dict[str, Any], question: Question, server: Server, tool: Tool) -> str | None:
@@ -291,8 +312,11 @@ def put_aside(book: Book) -> None:
     """
     if book.content:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        aside = Path(f"{book.path}.{stamp}")
+        while aside.exists():  # of the same second, or the clock was put back
+            aside = aside.with_name(f"{aside.name}-")
         try:
-            Path(book.path).rename(f"{book.path}.{stamp}")
+            Path(book.path).rename(aside)
         except OSError as error:
             raise GpuHostError(f"{book.path} cannot be renamed: {error.strerror}") from error
 
@@ -329,6 +353,13 @@ def measure(
         run = new_run(question, bench.server, bench.tool, bench.client.url)
     for concurrency in todo:
         point = _point(bench, question, concurrency)
+        if _bench_server.read_server(bench.client, None, None).started != bench.server.started:
+            raise GpuHostError(
+                f"{bench.client.url} was started again while it was measured, so the point at "
+                f"{concurrency} is of no start: look into its log, and measure the new start"
+            )
+        for reason in point["reasons"]:  # a server may repeat the key in what it refuses
+            reason["text"] = reason["text"].replace(bench.api_key or "\0", "(redacted)")
         for name in ("points", "rejected"):
             run[name] = [one for one in run[name] if one["concurrency"] != concurrency]
         name = "rejected" if point["reasons"] else "points"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,14 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._redact import r
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
     Target,
     dict_of,
+    list_of,
     whole_of,
 )
 
 PATH = "/v1/chat/completions"
 _CONNECT_SECONDS = 10.0
 _SAID = 200  # characters of an error that are kept
+_MOST = 1024 * 1024  # bytes of a head, a chunk or an event; those of SGLang have less than 64 KB
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,7 @@ class _Stream(asyncio.Protocol):
         self.usage: dict[str, Any] = {}
         self.error: str | None = None
         self.last = False  # the server closes after this answer
+        self._whole = False  # the stream has told its end
         self._raw = b""  # not yet decoded
         self._text = b""  # decoded, but no whole line
         self._status: int | None = None
@@ -222,11 +226,12 @@ class _Stream(asyncio.Protocol):
         """Keep the connection."""
         self.transport = cast(asyncio.Transport, transport)
 
-    def connection_lost(self, _reason: Exception | None) -> None:
+    def connection_lost(self, reason: Exception | None) -> None:
         """End the request under way."""
         if self._done is None or self._done.done():
             return
-        if self._status is not None and not self._chunked and self._length is None:
+        unbounded = self._status is not None and not self._chunked and self._length is None
+        if unbounded and reason is None:
             self._finish()  # such a body ends with its connection
         else:
             self._done.set_exception(ConnectionError("the server closed the connection"))
@@ -245,11 +250,12 @@ class _Stream(asyncio.Protocol):
             return
         now = self._loop.time()
         self._raw = self._raw + data if self._raw else data
-        if self._status is None and not self._read_head():
-            return
         try:
-            self._read_body(now)
-        except ValueError:
+            if self._status is not None or self._read_head():
+                self._read_body(now)
+            if len(self._raw) + len(self._text) > _MOST:
+                raise ValueError
+        except (ValueError, RecursionError):
             self._done.set_exception(ConnectionError("the answer is no HTTP"))
             self.transport.close()
 
@@ -259,15 +265,17 @@ class _Stream(asyncio.Protocol):
             return False
         first, *lines = head.decode("latin-1").split("\r\n")
         words = first.split(" ")
-        self._status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        self._status = int(words[1]) if re.fullmatch("[0-9]{3}", "".join(words[1:2])) else 0
         fields = {
             name.strip().lower(): value.strip().lower()
             for name, _colon, value in (line.partition(":") for line in lines)
         }
         self._chunked = "chunked" in fields.get("transfer-encoding", "")
         length = fields.get("content-length", "")
-        self._length = int(length) if length.isdigit() and not self._chunked else None
-        self.last = fields.get("connection") == "close"
+        self._length = int(length) if length and not self._chunked else None
+        stays = "keep-alive" if words[0] == "HTTP/1.0" else ""
+        connection = fields.get("connection", "")
+        self.last = "close" in connection or stays not in connection
         self._raw = rest
         return True
 
@@ -289,6 +297,8 @@ class _Stream(asyncio.Protocol):
             if line < 0:
                 break
             size = int(raw[at:line].partition(b";")[0], 16)
+            if size < 0:  # it would be followed by itself, without end
+                raise ValueError
             after = line + 2 + size
             if len(raw) < after + 2:
                 break
@@ -303,6 +313,9 @@ class _Stream(asyncio.Protocol):
     def _take(self, data: bytes, now: float) -> None:
         """Take a part of the body: lines of events, of which only whole ones are read."""
         text = self._text + data if self._text else data
+        if self._status != 200:
+            self._text = text
+            return
         *lines, self._text = text.split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -310,26 +323,29 @@ class _Stream(asyncio.Protocol):
 
     def _event(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
+            self._whole = True
             return
-        event = json.loads(data)
-        choices = event.get("choices")
-        if choices:
-            delta = choices[0].get("delta") or {}
+        event = dict_of(json.loads(data))
+        for choice in list_of(event.get("choices"))[:1]:
+            delta = dict_of(dict_of(choice).get("delta"))
             if delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
                 self.times.append(now)
         if event.get("usage"):
             self.usage = dict_of(event["usage"])
-        if "error" in event:
-            self.error = _said(event)
+        if event.get("error"):
+            self.error = said(event)
 
     def _finish(self) -> None:
         if self._status != 200:
-            self.error = f"{self._status}: {_said(self._text)}"
+            self.error = f"{self._status}: {said(self._text)}"
+        elif self.times and not self._whole and not self.error:
+            self.error = "the answer ended without [DONE]"
         if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
 
-def _said(content: Any) -> str:
-    """Return the text of an error, without secrets and short."""
+def said(content: Any) -> str:
+    """Return the text of an error, without secrets, short, and harmless on a terminal."""
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else str(content)
-    return redact(" ".join(text.split()))[:_SAID]
+    shown = "".join(sign if sign.isprintable() else " " for sign in text[: 10 * _SAID])
+    return redact(" ".join(shown.split()))[:_SAID]

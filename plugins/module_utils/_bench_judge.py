@@ -16,6 +16,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._bench_stats imp
     Request,
     Steady,
     inside,
+    stalled,
     wavers,
     with_starts,
 )
@@ -26,6 +27,8 @@ QUEUED = 0.05  # of it may wait: each new request does for a moment
 LOOKS = 5  # at the queue that it takes to tell a lasting one from such a moment
 FULL = 0.9  # of the key-value cache in use: what waits then waits for room, not for its turn
 MISCOUNTED = 0.03  # of the tokens may differ between client and server
+BEYOND = 16  # tokens by which the last verification may pass the end of an answer
+STALLED = 0.05  # of the time may be lost in answers that stood still
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,23 @@ def _of_requests(requests: Sequence[Request], asked: dict[str, int]) -> Iterator
             f"the server told no token count for {unknown} of {len(done)} requests, and pieces of "
             "text are no tokens with speculation: is there a proxy that drops the usage?",
         )
-    short = [one.tokens for one in done if one.tokens and one.tokens < asked["output_tokens"]]
+    counts = [one.tokens for one in done if one.tokens is not None]
+    long = [count for count in counts if count > asked["output_tokens"] + BEYOND]
+    if long:
+        yield (
+            "tokens-unknown",
+            f"the server counted more than the {asked['output_tokens']} tokens that were asked for "
+            f"in {len(long)} of {len(done)} answers (the most {max(long)}): it counts wrong, or "
+            "does not keep to max_completion_tokens: is there something between that changes it?",
+        )
+    rapid = sum(not one.tpot for one in done if one.tokens is not None and one.tokens > 1)
+    if 2 * rapid > len(done):
+        yield (
+            "tokens-unknown",
+            f"{rapid} of {len(done)} answers came as one piece, so when their tokens came is not "
+            "known: is there a proxy that collects them? Measure on the server's own machine",
+        )
+    short = [count for count in counts if count < asked["output_tokens"]]
     if short:
         yield (
             "short-output",
@@ -143,6 +162,13 @@ def _of_the_loop(
             f"the time per token varies by {variation:.0%} from part to part of the run: something "
             "else was going on (compiling kernels, other users, heat): measure again with a longer "
             "warm-up",
+        )
+    lost = stalled([request for request in whole if request.error is None])
+    if lost > STALLED:
+        yield (
+            "unsteady",
+            f"{lost:.0%} of the time was lost in answers that stood still: look into the log of "
+            "the server for what it did meanwhile, then measure again",
         )
 
 

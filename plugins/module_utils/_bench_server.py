@@ -129,7 +129,7 @@ def _served(client: Client) -> list[str]:
             "is ready"
         )
     names = [text_of(dict_of(one).get("id")) for one in list_of(reply.json().get("data"))]
-    served = [name for name in names if name]
+    served = [name for name in names if name and name.isprintable()]
     if not served:
         raise GpuHostError(f"{client.url}/v1/models names no model: is it SGLang?")
     return served
@@ -320,8 +320,15 @@ def read_clocks(run: Callable[..., str] = _command.run) -> set[str] | None:
 def accept_length(watch: Watch, client: Client, server: Server, flushed: bool) -> float | None:
     """Return the mean tokens of a verification over the watched time, `None` without one.
 
-    Counters where the release has them (0.5.13); before, the server's average since a flush.
+    Counters where the release has them (0.5.13); before, the server's average since a flush. One
+    that no number of drafts gives is of counters that were begun anew, and not known.
     """
+    length = _length(watch, client, server, flushed)
+    possible = length is not None and 0.95 <= length <= (server.drafts or 0) + 1
+    return length if possible else None
+
+
+def _length(watch: Watch, client: Client, server: Server, flushed: bool) -> float | None:
     if server.drafts is None:
         return None
     passes = watch.delta("spec_verify_calls_total")

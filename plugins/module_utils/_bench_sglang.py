@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils import _command
-from ansible_collections.gpuhost.inference.plugins.module_utils._bench_client import Load
+from ansible_collections.gpuhost.inference.plugins.module_utils._bench_client import Load, said
 from ansible_collections.gpuhost.inference.plugins.module_utils._bench_stats import Request
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
@@ -254,7 +254,7 @@ def drive(
         GpuHostError: it failed, or its result cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="sglang_benchmark.") as folder:
-        prompts, said = Path(folder, "prompts.json"), Path(folder, "errors")
+        prompts, errors = Path(folder, "prompts.json"), Path(folder, "errors")
         prompts.write_text(json.dumps(as_sharegpt(load.prompts)), encoding="utf-8")
         words, settings = command(tool, load, aim, str(prompts))
         if settings and aim.api_key:
@@ -262,14 +262,14 @@ def drive(
         environment = dict(_NO_HUB)
         if aim.api_key and tool.name == "python":
             environment["OPENAI_API_KEY"] = aim.api_key
-        line = ["/bin/sh", "-c", 'exec "$@" 2>"$0"', str(said), *words]
+        line = ["/bin/sh", "-c", 'exec "$@" 2>"$0"', str(errors), *words]
         try:
             with _environment(environment):
                 timeout = load.timeout + _LOADING
                 given = json.dumps(settings).encode() if settings else b""
                 printed = b"".join(run(line, timeout, given=given))
         except _command.CommandError as error:
-            told = said.read_text("utf-8", "replace") if said.exists() else error.said
+            told = errors.read_text("utf-8", "replace") if errors.exists() else error.said
             raise GpuHostError(
                 f"SGLang's {tool.name} client failed ({error.code}): "
                 f"{redact(told.strip())[-_TAIL:] or 'it said nothing'}; with client set to own "
@@ -308,17 +308,18 @@ def parse(printed: str) -> tuple[list[Request], float]:
     lines = [line for line in printed.splitlines() if line.startswith("{")]
     try:
         result = dict_of(json.loads(lines[-1])) if lines else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         result = {}
     columns = [list_of(result.get(name)) for name in ("ttfts", "itls", "output_lens", "errors")]
     duration = number_of(result.get("duration"))
     rows = len(columns[0])
-    if not rows or duration is None or any(len(column) != rows for column in columns[:3]):
+    errors = columns[3] or [None] * rows
+    uneven = any(len(column) != rows for column in (*columns[:3], errors))
+    if not rows or duration is None or uneven:
         raise GpuHostError(
             "SGLang's client printed no result with output details: set client to own"
         )
     inputs = list_of(result.get("input_lens"))
-    errors = columns[3] or [None] * rows
     return [
         _request(columns[0][at], columns[1][at], columns[2][at], errors[at], inputs[at : at + 1])
         for at in range(rows)
@@ -327,14 +328,14 @@ def parse(printed: str) -> tuple[list[Request], float]:
 
 def _request(ttft: Any, itls: Any, tokens: Any, error: Any, inputs: Sequence[Any]) -> Request:
     gaps = tuple(gap for gap in map(number_of, list_of(itls)) if gap is not None)
-    said = text_of(error)
-    if not said and not number_of(ttft):
-        said = "an answer without text"
+    fault = text_of(error)
+    if not fault and not number_of(ttft):
+        fault = "an answer without text"
     return Request(
         None,
         number_of(ttft) or 0.0,
         gaps,
         whole_of(tokens) or None,
         whole_of(inputs[0]) if inputs else None,
-        redact(" ".join(said.split()))[:200] if said else None,
+        said(fault) if fault else None,
     )

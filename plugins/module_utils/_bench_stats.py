@@ -23,6 +23,8 @@ from typing import Any
 
 STEADY = 0.10  # how much the pace may differ from part to part, beyond what prompts explain
 BLOCKS = 4  # the parts
+# An answer that takes so many times as long as the middle one has not only had the worse drafts
+STALL = 5.0
 # SGLang's clients ask the server for its arguments, and sum up, before they stop their clock
 OVERHEAD = 0.25
 
@@ -179,6 +181,18 @@ def wavers(requests: Sequence[Request]) -> float | None:
     )
     allowed = (STEADY * centre) ** 2 + 4 * within / size
     return math.sqrt(between) / centre if between > allowed else None
+
+
+def stalled(requests: Sequence[Request]) -> float:
+    """Return the share of the time that was lost in answers that stood still.
+
+    All of them have as many tokens, so one that takes five times as long as most has waited. In
+    the parts of a run it hides, as it makes their chance as large as their difference.
+    """
+    times = [request.latency for request in requests]
+    middle = median(times) or 0.0
+    lost = sum(time - middle for time in times if time > STALL * middle)
+    return lost / sum(times) if lost else 0.0
 
 
 def figures(

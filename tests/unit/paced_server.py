@@ -25,6 +25,7 @@ class Paced:
         pieces: cuts each write of the stream into so many bytes, 0 for whole events.
         length: tokens whatever is asked for, 0 for those asked for.
         breaks: requests, by number, whose connection is closed in the middle.
+        broken: what these are sent instead, their connection kept.
         closes: whether it closes each connection after an answer.
         thinks: tokens of the beginning that are thoughts.
         said: bytes to be sent instead of anything else.
@@ -38,6 +39,7 @@ class Paced:
     pieces: int = 0
     length: int = 0
     breaks: set[int] = field(default_factory=set)
+    broken: bytes = b""
     closes: bool = False
     thinks: int = 0
     said: bytes = b""
@@ -114,8 +116,8 @@ class Paced:
     async def _complete(self, writer: asyncio.StreamWriter, body: Body) -> None:
         number = len(self.asked)
         self.asked.append(body)
-        if self.said:
-            writer.write(self.said)
+        if self.said or (self.broken and number in self.breaks):
+            writer.write(self.said or self.broken)
             return
         if self.status != 200:
             writer.write(_whole(self.status, '{"message": "no, with api_key=sekret"}'))

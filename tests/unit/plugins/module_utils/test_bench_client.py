@@ -161,6 +161,62 @@ def test_what_is_no_stream(said: bytes, error: str) -> None:
     assert str(found.error).startswith(error)
 
 
+OPEN = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"
+CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+WORD = b'data: {"choices": [{"delta": {"content": "word"}}]}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        # each would be followed by the same chunk again, for ever
+        (CHUNKS + b"-6\r\ndata: 1\r\n", "the answer is no HTTP"),
+        (b"HTTP/1.1 \xb2\xb0\xb0 OK\r\n\r\n", "0: "),
+        (OPEN + b"data: " + b"[" * 100_000 + b"\n\n", "the answer is no HTTP"),
+        (OPEN + b"data: 5\n\ndata: [1]\n\n" + DONE, "an answer without text"),
+        (
+            OPEN
+            + b'data: {"choices": {"a": 1}}\n\ndata: {"choices": [5]}\n\n'
+            + b'data: {"choices": [{"delta": "x"}]}\n\n'
+            + DONE,
+            "an answer without text",
+        ),
+        (OPEN + WORD + USAGE, "the answer ended without [DONE]"),
+        (CHUNKS + b"%x\r\n%b\r\n0\r\n\r\n" % (len(WORD), WORD), "the answer ended without [DONE]"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 2_000_000, "the answer is no HTTP"),
+        (OPEN + b"data: " + b"x" * 9_000_000, "the answer is no HTTP"),
+        (b"HTTP/1.1 503 No\r\ncontent-length: 12\r\n\r\nfull\n\x1b[31m!\n\n", "503: full [31m!"),
+    ],
+    ids=[str(number) for number in range(10)],
+)
+def test_servers_that_lie(said: bytes, error: str) -> None:
+    with Paced(said=said, closes=True) as server:
+        began = time.monotonic()
+        (found,) = send(server, 1, 1, 5, timeout=5)
+    assert str(found.error).startswith(error)
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("event", [b'"error": null', b'"x": [{"y": null}]'])
+def test_what_more_an_event_holds_is_no_error(event: bytes) -> None:
+    with Paced(
+        said=OPEN + WORD.replace(b'{"choices"', b"{" + event + b', "choices"') + USAGE + DONE,
+        closes=True,
+    ) as server:
+        (found,) = send(server, 1, 1, 2)
+    assert (found.error, found.tokens) == (None, 2)
+
+
+def test_http_1_0_closes_after_each_answer() -> None:
+    body = WORD + USAGE + DONE
+    head = b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with Paced(said=head + body, closes=True) as server:
+        found = send(server, 1, 3, 2)
+    assert [one.error for one in found] == [None] * 3
+
+
 def test_what_has_not_ended_in_time_has_failed() -> None:
     with Paced(gap=0.01, first=0) as server:
         began = time.monotonic()

@@ -133,3 +133,49 @@ def test_a_client_that_has_no_time_left() -> None:
 def test_a_server_that_runs_fewer_and_does_not_say_how_many() -> None:
     found = judge(seen=replace(SEEN, queued=WAITING, cap=None, running=5.0))
     assert "mostly 3 of 8 requests waited" in found["queued"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "code"),
+    [
+        (0, "short-output"),
+        (-5, "short-output"),
+        (100 + 17, "tokens-unknown"),
+        (10**9, "tokens-unknown"),
+    ],
+)
+def test_a_server_that_counts_wrong(tokens: int, code: str) -> None:
+    """Where it shows no counters to compare with, too."""
+    assert list(judge(changed(40, tokens=tokens), Seen())) == [code]
+    assert list(judge([replace(one, tokens=tokens) for one in GOOD], Seen())) == [code]
+
+
+def test_a_verification_may_end_a_little_beyond() -> None:
+    assert judge(changed(40, tokens=103)) == {}
+
+
+def test_answers_that_come_as_one_piece() -> None:
+    """A proxy that collects them: the first token is then the last one."""
+    whole = [replace(one, ttft=one.latency, gaps=()) for one in GOOD]
+    found = judge(whole)
+    assert list(found) == ["tokens-unknown"]
+    assert "came as one piece" in found["tokens-unknown"]
+    halves = [replace(one, ttft=one.latency, gaps=(0.0, 0.0)) for one in GOOD]
+    assert list(judge(halves)) == ["tokens-unknown"]
+
+
+@pytest.mark.parametrize("where", ["ttft", "gap"])
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_server_that_stalls(where: str, concurrency: int) -> None:
+    """One answer that hangs takes the time of others; at one at a time nothing else shows it."""
+    good = loop(concurrency, [100] * 64, lambda number: 0.01 + number % 3 / 1000)
+    assert judge(good, concurrency=concurrency) == {}
+    bad = [
+        one
+        if number != 40
+        else replace(one, ttft=one.ttft + 9)
+        if where == "ttft"
+        else replace(one, gaps=(*one.gaps[:-1], 9.0))
+        for number, one in enumerate(good)
+    ]
+    assert "stood still" in judge(bad, Seen(), concurrency=concurrency)["unsteady"]

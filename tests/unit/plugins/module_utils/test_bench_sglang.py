@@ -26,7 +26,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import G
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 from wheels import AWAY, wheel
 
-KEY = "key-hunter2"
+KEY = "key-hunter2-of-a-client"  # no other test has it on a command line
 LOAD = Load("qwen", ["one?", "two?", "three?"], 2, 32, 0.5, 20, 7)
 AIM = Aim("http://127.0.0.1:30000", "/srv/model", KEY)
 SOURCES = Path(__file__).parents[4] / ".build" / "sglang"
@@ -314,9 +314,24 @@ def test_an_answer_without_any_text_has_failed() -> None:
     assert {one.error for one in parse(json.dumps(result))[0]} == {"an answer without text"}
 
 
+def test_an_error_is_harmless_on_a_terminal() -> None:
+    result = {**RESULT, "errors": ["", "", "no\x1b[2J\u202e\x07!"]}
+    assert parse(json.dumps(result))[0][2].error == "no [2J !"
+
+
 @pytest.mark.parametrize(
     "printed",
-    ["", "no line", "{", "{}", json.dumps({**RESULT, "itls": []}), json.dumps({"duration": 1.0})],
+    [
+        "",
+        "no line",
+        "{",
+        "{}",
+        json.dumps({**RESULT, "itls": []}),
+        json.dumps({**RESULT, "errors": [""]}),
+        json.dumps({"duration": 1.0}),
+        '{"a":' * 100_000,
+    ],
+    ids=[str(number) for number in range(8)],
 )
 def test_a_result_that_is_none(printed: str) -> None:
     with pytest.raises(GpuHostError, match="printed no result with output details"):

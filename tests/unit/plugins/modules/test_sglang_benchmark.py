@@ -54,6 +54,7 @@ class Served(Paced):
         self.more_tokens = 0
         self.flush_status = 200
         self.metrics = True
+        self.passes = 1 / 2.5  # for each token
         models = json.dumps({"data": [{"id": "qwen"}]})
         self.paths = {
             "/v1/models": lambda: (200, models),
@@ -72,7 +73,7 @@ class Served(Paced):
         tokens = self.tokens + self.more_tokens
         lines = [
             f'sglang:generation_tokens_total{{model_name="qwen"}} {tokens}',
-            f'sglang:spec_verify_calls_total{{model_name="qwen"}} {tokens / 2.5}',
+            f'sglang:spec_verify_calls_total{{model_name="qwen"}} {tokens * self.passes}',
             f'sglang:num_running_reqs{{tp_rank="0"}} {self.running}',
             'sglang:num_queue_reqs{tp_rank="0"} 0',
             'sglang:token_usage{tp_rank="0"} 0.25',
@@ -87,6 +88,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_bench_server, "_IDLE", 0.1)
     # answers of 20 ms waver with whatever else the machine does
     monkeypatch.setattr(_bench_judge, "wavers", lambda _requests: None)
+    monkeypatch.setattr(_bench_judge, "stalled", lambda _requests: 0.0)
     monkeypatch.setattr(_bench_judge, "SATURATED", 0.5)
     monkeypatch.setattr(_bench_judge, "OCCUPIED", 2.0)
 
@@ -382,6 +384,8 @@ def test_prompts_of_a_file(ask: Run, server: Served, tmp_path: Path) -> None:
         ({"client": "rust"}, "give python"),
         ({"python": "/nowhere/python"}, "/nowhere/python does not exist"),
         ({"url": "ftp://x"}, "url: 'ftp://x' is not one"),
+        ({"temperature": "nan"}, "temperature is nan: give a number, as 0.7"),
+        ({"temperature": "inf"}, "temperature is inf: give a number, as 0.7"),
     ],
 )
 def test_refusals(ask: Run, server: Served, changes: dict[str, Any], said: str) -> None:
@@ -391,10 +395,88 @@ def test_refusals(ask: Run, server: Served, changes: dict[str, Any], said: str) 
     assert server.asked == []
 
 
-def test_a_file_that_is_none_of_ours(ask: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", ["none", "all"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "",
+        '{"schema": 1, "points": [',
+        '{"schema": 1, "points": [], "rejected": NaN}',
+        '{"schema": 1, "points": []}',
+        '{"schema": 1, "points": [1], "rejected": []}',
+        '{"schema": 1, "points": [], "rejected": [{"concurrency": "8"}]}',
+        '{"schema": 1, "points": [{"concurrency": 1, "per_request_tok_s": NaN}], "rejected": []}',
+        '{"schema": 1, "points": [{"concurrency": 1, "per_request_tok_s": "x"}], "rejected": []}',
+        "[" * 100_000,
+        "\x00\x1b[31m",
+    ],
+    ids=[str(number) for number in range(11)],
+)
+def test_a_file_that_is_none_of_ours(ask: Run, tmp_path: Path, content: str, again: str) -> None:
     (tmp_path / "tune").mkdir()
-    (tmp_path / "tune" / "on-1.json").write_text("[]")
-    assert "is no run of this module: move it away" in ask()["msg"]
+    (tmp_path / "tune" / "on-1.json").write_text(content)
+    assert "is no run of this module: move it away" in ask(again=again)["msg"]
+    assert (tmp_path / "tune" / "on-1.json").read_text() == content
+
+
+def test_a_link_is_not_followed(ask: Run, tmp_path: Path) -> None:
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "on-1.json").symlink_to(tmp_path / "elsewhere.json")
+    (tmp_path / "elsewhere.json").write_text("{}")
+    assert "is no run of this module: move it away" in ask(again="all")["msg"]
+    assert (tmp_path / "elsewhere.json").read_text() == "{}"
+
+
+def test_files_put_aside_within_a_second_are_all_kept(
+    ask: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock may also be put back."""
+    monkeypatch.setattr(
+        time, "gmtime", lambda *_now: time.struct_time([2026, 11, 1, 2, 0, 0] + [0] * 3)
+    )
+    for _turn in range(3):
+        ask(concurrencies=[1], again="all")
+    assert len(list((tmp_path / "tune").iterdir())) == 3
+
+
+def test_a_restart_meanwhile(ask: Run, server: Served) -> None:
+    """With other flags it would be another arm."""
+
+    def restarts() -> tuple[int, str]:
+        server.info["startup_time"] = {"tokenizer_e2e": float(server.flushes)}
+        return server._flush()
+
+    server.paths["/flush_cache"] = restarts
+    server.info["startup_time"] = {"tokenizer_e2e": 0.0}
+    assert [one["concurrency"] for one in ask(concurrencies=[1])["run"]["points"]] == [1]
+    result = ask(concurrencies=[1, 4], again="all")
+    assert "was started again while it was measured" in result["msg"]
+
+
+def test_a_key_that_the_server_repeats_is_not_kept(ask: Run, server: Served) -> None:
+    text = f"no, {KEY} is not allowed more"
+    server.breaks = {5}
+    server.broken = f"HTTP/1.1 429 No\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()
+    result = ask(concurrencies=[1])
+    (point,) = json.loads(Path(result["file"]).read_text())["rejected"]
+    assert "429: no, (redacted) is not allowed more" in point["reasons"][0]["text"]
+    assert KEY not in json.dumps(result)
+
+
+@pytest.mark.parametrize("passes", [0.02, 1.4])
+def test_an_accept_length_that_cannot_be_is_not_told(
+    ask: Run, server: Served, passes: float
+) -> None:
+    """Counters that were begun anew, or are of something else."""
+    server.passes = passes
+    (point,) = ask(concurrencies=[1])["run"]["points"]
+    assert (point["accept_length"], point["accept_rate"]) == (None, None)
+
+
+def test_half_a_character_in_the_name_of_a_model(ask: Run, server: Served) -> None:
+    server.paths["/v1/models"] = lambda: (200, '{"data": [{"id": "q\\ud800\\u001b[31m"}]}')
+    assert "names no model: is it SGLang?" in ask()["msg"]
 
 
 @pytest.mark.parametrize(
