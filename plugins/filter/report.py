@@ -98,11 +98,13 @@ _value:
 import hashlib
 import html
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import number_of
 from ansible_collections.gpuhost.inference.plugins.plugin_utils._report_handover import (
     capacity,
     configuration,
@@ -158,6 +160,10 @@ _MODES = {
     "unknown": "unknown",
 }
 _KINDS = {"lxc": "CT", "qemu": "VM"}
+# what a terminal obeys, turns text around, or cannot stand in a file: names and logs may hold it
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 _MTP = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 _MEASURED = ("Accept length", "Accept rate", "MTP verdict")
 _TOLD = ("Model", "MTP", "Accept length", "MTP verdict")
@@ -182,11 +188,19 @@ def report(
             "report: the input is not a result of gpuhost.inference.gpu_host_info (it has no "
             "findings): register that module's result and pass it on"
         )
-    wrong = wrong_input(p2p, benchmark, verdict or {}, history or {})
+    facts, name, servers, p2p, changes = map(_harmless, (facts, str(name), servers, p2p, changes))
+    given = [_harmless(one) for one in (benchmark, verdict or {}, history or {})]
+    wrong = wrong_input(p2p, *given)
     if wrong:
         raise AnsibleFilterError(f"report: {wrong}")
     old = _parsed(previous)
-    mtp = measured(benchmark, verdict or {}, history or {})
+    try:
+        mtp = measured(*given)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise AnsibleFilterError(
+            f"report: benchmark, verdict or history cannot be read ({type(error).__name__}: "
+            f"{error}): give them as sglang_benchmark, tune_verdict and tune_history returned them"
+        ) from error
     copies = p2p_tests([result["p2p"] for result in p2p], facts["p2p"]["tests"])
     said = _copies(copies)  # of this run, or what the host remembers
     # what nobody measured again stays as it was measured, with its time
@@ -240,6 +254,18 @@ def _plots(mtp: Mapping[str, Any]) -> dict[str, Any]:
     if _report_plots.MISSING:
         return {"plots": {}, "no_plots": html.escape(_report_plots.MISSING)}
     return {"plots": {plot["name"]: plot for plot in _report_plots.draw(mtp)}, "no_plots": ""}
+
+
+def _harmless(value: Any) -> Any:
+    """Return a result with texts that can be shown anywhere, and numbers that can be written."""
+    if isinstance(value, str):
+        return _HARMFUL.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, Mapping):
+        return {_harmless(key): _harmless(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_harmless(item) for item in value]
+    known = isinstance(value, bool) or not isinstance(value, (int, float))
+    return value if known else number_of(value)
 
 
 def _escaped(value: Any) -> Any:

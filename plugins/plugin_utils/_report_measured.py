@@ -62,9 +62,9 @@ def moment(text: object) -> datetime | None:
     zone = "" if words == str(text) else "+00:00"
     try:
         time = datetime.fromisoformat(words + zone)
-    except ValueError:
+        return time.astimezone(timezone.utc) if time.tzinfo else None
+    except (ValueError, OverflowError):
         return None
-    return time.astimezone(timezone.utc) if time.tzinfo else None
 
 
 def when(text: object) -> str:
@@ -128,7 +128,7 @@ def measured(
     return {
         "measured": bool(runs or verdict),
         "baseline": baseline,
-        "margin": float(verdict.get("margin") or 0.05),
+        "margin": float(verdict.get("margin", 0.05)),
         "confidence": float(verdict.get("confidence") or 0.95),
         **_judged(runs, verdict),
         "conditions": conditions,

@@ -45,6 +45,7 @@ _VARIABLES = {
     **{colour: f"--arm-{number}" for number, colour in enumerate(_ARMS)},
 }
 _HEIGHT = 3.3  # of a plot, in inches
+_LONGEST = 36  # of a name in a legend, in characters: a longer one leaves the plot no room
 _MARKS = ("s", "o", "^", "D", "v")
 # where the labels of an arm's points stand: points aside, and what of the label is there
 _PLACES: tuple[tuple[tuple[int, int], Any, Any], ...] = (
@@ -171,7 +172,10 @@ def _look(arms: Mapping[str, int], arm: str) -> dict[str, Any]:
 
 
 def _legend(axes: Axes, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    handles = [Line2D([], [], label=name, **{"linewidth": 1.6, **look}) for name, look in entries]
+    handles = [
+        Line2D([], [], label=name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…", **look)
+        for name, look in ((name, {"linewidth": 1.6, **look}) for name, look in entries)
+    ]
     columns = 1 if any(len(name) > 24 for name, _look in entries) else 3
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.03), ncols=columns)
     rows = -(-len(entries) // columns)

@@ -5,6 +5,7 @@ With REPORT_SHOTS=FOLDER pictures of it are left there to look at.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -418,3 +419,32 @@ def test_the_role_writes_it_once(tmp_path: Path) -> None:
     assert "<svg" not in text
     assert "There are no plots (no matplotlib here)" in text
     assert "Speed by arm and load" in text
+
+
+def test_what_a_host_says_is_no_template(tmp_path: Path) -> None:
+    """Names, logs and kept runs may hold what Ansible would evaluate on the control node."""
+    evil = "{{ 6 * 7 }}{% set x = 1 %}{{ lookup('pipe', 'touch EVIL') }}{# x #}"
+    facts = host(tmp_path / "tree")
+    facts["host"]["kernel"] = evil
+    run = measured_runs.run("off", 1)
+    run["equal"] = {**run["equal"], "model": evil}
+    run["rejected"][0]["reasons"][0]["text"] = evil
+    given = {"host": facts, "runs": [run]}
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    play = PLAY.replace(
+        """gpu_report_host_info: "{{ lookup('ansible.builtin.file', 'host.json') | from_json }}\"""",
+        """given: "{{ lookup('ansible.builtin.file', 'given.json') | from_json }}"
+        gpu_report_host_info: "{{ given.host }}"
+        gpu_report_benchmark: "{{ given.runs }}\"""",
+    )
+    assert "given.json" in play
+    (tmp_path / "play.yml").write_text(play)
+    variables = {"gpu_report_dir": str(tmp_path / "reports")}
+    for _turn in range(2):  # the second one reads the report of the first
+        said = run_playbook(tmp_path, tmp_path / "play.yml", "pve-a,", variables)
+        assert "failed=0" in said, said
+    page = (tmp_path / "reports" / "pve-a.html").read_text(encoding="utf-8")
+    assert page.count(html.escape(evil)) >= 3
+    kept = json.loads((tmp_path / "reports" / "pve-a.json").read_text(encoding="utf-8"))
+    assert {"label": "Model", "value": evil} in kept["mtp"]["conditions"]
+    assert not list(tmp_path.rglob("EVIL"))

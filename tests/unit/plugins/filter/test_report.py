@@ -300,6 +300,65 @@ def test_no_markup_of_a_host_gets_through(facts: dict[str, Any]) -> None:
     assert "evil&\n" not in page
 
 
+HOSTILE = "\x1b[\x00\ud800\u202e\ufffe\x9b$a$"
+
+
+def hostile(value: Any) -> Any:
+    """Put what no page, plot or terminal can take into every text of a measurement."""
+    if isinstance(value, dict):
+        return {k: one if k in ("at", "verdict") else hostile(one) for k, one in value.items()}
+    if isinstance(value, list):
+        return [hostile(one) for one in value]
+    return f"{value}{HOSTILE}" if isinstance(value, str) else value
+
+
+@pytest.mark.usefixtures("plots")
+def test_no_sign_gets_through_that_a_terminal_obeys(facts: dict[str, Any]) -> None:
+    given = {name: hostile(measured()[name]) for name in ("benchmark", "verdict", "history")}
+    changes = [f"a\tb\n{HOSTILE}"]
+    prepared = report(facts, f"pve{HOSTILE}", servers=[hostile(SERVER)], changes=changes, **given)
+    assert len(prepared["html"]["plots"]) == 5
+    said = render(prepared) + json.dumps(prepared, ensure_ascii=False)
+    said.encode()
+    assert not set(HOSTILE) - set("[$a") & set(said)
+    assert prepared["report"]["changes"][0].startswith("a\tb\n")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e308, 10**400])
+@pytest.mark.usefixtures("plots")
+def test_what_is_no_number_is_not_measured(facts: dict[str, Any], number: float) -> None:
+    given = measured()
+    given["benchmark"][0]["points"][0].update(
+        output_tok_s=number, accept_length=number, running_max=number, in_flight=number
+    )
+    given["benchmark"][0]["apart"]["kv_tokens"] = number
+    given["verdict"]["points"][0].update(ratio=number, low=number, high=number)
+    given["history"]["points"][0].update(ratio=number, low=number, high=number)
+    shown = report(facts, "pve1", **given)
+    json.dumps(shown["report"], allow_nan=False)
+    assert "not measured" in cells(shown["report"]["mtp"]["tables"]["ratios"])["mtp3, 1"]
+
+
+@pytest.mark.usefixtures("plots")
+def test_the_longest_name_of_an_arm_leaves_room_for_its_plots(facts: dict[str, Any]) -> None:
+    """matplotlib warns where nothing is left of a plot, which is an error here."""
+    text = json.dumps(measured()).replace('"mtp3"', f'"{"W" * 64}"')
+    assert len(report(facts, "pve1", **json.loads(text))["html"]["plots"]) == 5
+
+
+@pytest.mark.usefixtures("plots")
+def test_a_margin_of_nothing_is_told_as_it_is(facts: dict[str, Any]) -> None:
+    given = measured()
+    given["verdict"]["margin"] = 0.0
+    assert "Within the band, 0\xa0% to each side" in render(report(facts, "pve1", **given))
+
+
+def test_a_time_before_all_times(facts: dict[str, Any]) -> None:
+    given = measured()
+    given["benchmark"][0]["at"] = "0001-01-01T00:00:00+14:00"
+    assert "0001-01-01T00:00:00+14:00" in render(report(facts, "pve1", **given))
+
+
 @pytest.mark.parametrize("host", ["four-functions", "bmc-and-nvme"])
 def test_renders_other_hosts_without_layout_and_server(
     host_tree: Callable[[str], Path], host: str
@@ -559,6 +618,18 @@ def test_flags_that_matter_are_shown_and_keys_are_not(facts: dict[str, Any]) -> 
         ("benchmark", [measured_runs.run("off", 1), {}], "benchmark: entry 2 is not a run"),
         ("verdict", {"points": []}, "verdict: this is not a result of the filter"),
         ("history", {"changed": []}, "history: this is not a result of the filter"),
+        ("benchmark", [{"arm": "off", "points": [1]}], "benchmark, .* cannot be read .TypeError"),
+        ("benchmark", [{"arm": "off", "points": [{}]}], "cannot be read .KeyError: 'prompts'"),
+        ("benchmark", [{"arm": "off", "points": None}], "cannot be read"),
+        (
+            "benchmark",
+            [{"arm": "off", "points": [{"prompts": "mixed", "concurrency": "many"}]}],
+            "cannot be read .ValueError",
+        ),
+        ("benchmark", [{"arm": "off", "points": [], "apart": "x"}], "cannot be read .Attribute"),
+        ("verdict", {"verdict": "keep", "points": [{"arm": "on"}]}, "cannot be read .KeyError"),
+        ("verdict", {"verdict": ["keep"], "points": [], "margin": "x"}, "cannot be read"),
+        ("history", {"points": [{"concurrency": 1, "ratio": "x"}]}, "cannot be read .TypeError"),
     ],
 )
 def test_a_wrong_measurement_is_refused(
