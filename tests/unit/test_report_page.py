@@ -432,10 +432,10 @@ def test_what_a_host_says_is_no_template(tmp_path: Path) -> None:
     given = {"host": facts, "runs": [run]}
     (tmp_path / "given.json").write_text(json.dumps(given))
     play = PLAY.replace(
-        """gpu_report_host_info: "{{ lookup('ansible.builtin.file', 'host.json') | from_json }}\"""",
+        """host_info: "{{ lookup('ansible.builtin.file', 'host.json') | from_json }}\"""",
         """given: "{{ lookup('ansible.builtin.file', 'given.json') | from_json }}"
-        gpu_report_host_info: "{{ given.host }}"
-        gpu_report_benchmark: "{{ given.runs }}\"""",
+        gpu_report_host_info: "{{ gpu_report_given.host }}"
+        gpu_report_benchmark: "{{ gpu_report_given.runs }}\"""",
     )
     assert "given.json" in play
     (tmp_path / "play.yml").write_text(play)
