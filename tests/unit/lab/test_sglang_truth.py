@@ -98,6 +98,7 @@ def measured(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         # other tests run on these cores too
         patched.setattr(_bench_judge, "OCCUPIED", 2.0)
         patched.setattr(_bench_judge, "wavers", lambda _requests: None)
+        patched.setattr(_bench_judge, "stalled", lambda _requests: 0.0)
         found = dict(zip(ARMS, pool.map(run, ARMS)))
     assert KEY not in json.dumps(found)
     return found
