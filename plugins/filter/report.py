@@ -69,7 +69,9 @@ options:
     type: str
     default: ''
   previous:
-    description: Text of the JSON report that is there already, empty when there is none.
+    description:
+      - Text of the JSON report that is there already, empty when there is none. One that was changed
+        after it was written is not used.
     type: raw
     default: ''
 """
@@ -236,6 +238,7 @@ def report(
         "timeline": timeline(facts, copies, mtp["starts"], changes, at),
     }
     new["state"] = _digest(new)
+    new["sum"] = _sum(new)
     same = not new["changes"] and old.get("state") == new["state"]
     chosen = old if same else new
     page = {**_escaped(chosen), **_plots(chosen["mtp"])}
@@ -281,11 +284,17 @@ def _parsed(previous: Any) -> dict[str, Any]:
     """Return the report in a file's text; ansible-core before 2.19 has made a mapping of it."""
     try:
         old = json.loads(previous or "{}") if isinstance(previous, str) else previous
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(old, dict) or old.get("schema") != SCHEMA:
         return {}
-    return old if {"state", "mtp", "p2p"} <= old.keys() else {}
+    return old if old.get("sum") == _sum(old) else {}  # else somebody or something changed it
+
+
+def _sum(report: Mapping[str, Any]) -> str:
+    """Return a digest of all of a report, as it is in its file."""
+    text = json.dumps({key: one for key, one in report.items() if key != "sum"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _digest(new: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -256,12 +256,37 @@ def test_a_run_that_changed_something_gives_a_new_report(facts: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    "previous", ["", "not json", "[]", "null", '{"schema": 0}', '{"schema": 2}', '"text"']
+    "previous",
+    ["", "not json", "[" * 100_000, "[]", "null", '{"schema": 0}', '{"schema": 2}', '"text"'],
 )
 def test_a_previous_report_of_another_kind_is_not_used(
     facts: dict[str, Any], previous: str
 ) -> None:
     assert report(facts, "pve1", at="2 May", previous=previous)["report"]["since"] == "2 May"
+
+
+def changed_ones(value: Any) -> Iterator[Any]:
+    """Yield a report with one thing taken out or emptied, near its top."""
+    for key in value:
+        yield {name: one for name, one in value.items() if name != key}
+        if value[key] is not None:
+            yield {**value, key: None}
+        if isinstance(value[key], dict):
+            for one in changed_ones(value[key]):
+                yield {**value, key: one}
+
+
+def test_a_previous_report_that_was_changed_is_not_used(facts: dict[str, Any]) -> None:
+    """By hand, by another release, or by a full disk: it would be shown as the truth, or fail."""
+    first = report(facts, "pve1", at="1 May", **measured())["report"]
+    first["headline"]["word"] = "All is well"
+    shown = report(facts, "pve1", at="2 May", previous=json.dumps(first))
+    assert shown["report"]["headline"]["word"] != "All is well"
+    assert shown["report"]["since"] == "2 May"
+    for one in changed_ones(report(facts, "pve1", at="1 May", **measured())["report"]):
+        prepared = report(facts, "pve1", at="2 May", previous=json.dumps(one))
+        assert prepared["report"]["since"] == "2 May"
+        render(prepared)
 
 
 def poison(value: Any) -> Any:
