@@ -262,6 +262,16 @@ def test_levels_above_the_cap_of_an_arm_are_one_point() -> None:
     assert not plan(runs, ARMS, Budget(16.9, 300, 60, blocks=1), levels=levels)["enough"]
 
 
+def test_no_point_is_measured_in_vain_when_the_cap_is_lower_than_the_flag() -> None:
+    """Of the powers of two below 45, 32 would not be chosen any more."""
+    off = run("off", 1, {1: 60.0, 8: 350.0, 32: 800.0, 45: 900.0}, apart={CAP: 45})
+    assert plan([], ARMS, LONG, max_concurrency=48)["concurrencies"] == [1, 8, 32, 48]
+    assert plan([off], ARMS, LONG, max_concurrency=48)["concurrencies"] == [1, 8, 32, 48]
+    on = run("on", 1, {1: 90.0, 8: 525.0, 24: 980.0}, apart={CAP: 24})
+    found = plan([off, on], ARMS, Budget(600, 300, 60, blocks=1), max_concurrency=48)
+    assert found["concurrencies"] == [1, 8, 32, 45]
+
+
 def test_an_arm_that_runs_few_does_not_cut_those_that_were_not_started() -> None:
     runs = [run("on", 1, {1: 90.0, 8: 500.0, 24: 700.0}, apart={CAP: 24})]
     found = plan(runs, ARMS, LONG, max_concurrency=48)
