@@ -324,7 +324,7 @@ def test_a_winner_that_does_not_start_is_replaced_by_what_is_declared(here: Path
 REFUSED: dict[str, dict[str, Any]] = {
     "margin is 5.0: it must be a share": {"sglang_tune_margin": 5},
     "sglang_tune_concurrencies: write a list": {"sglang_tune_concurrencies": "16"},
-    "sglang_tune_load: write a list": {"sglang_tune_load": "{1: 0.7}"},
+    "sglang_tune_load: write a list": {"sglang_tune_load": "1=0.7,8=0.3"},
     "the load has 1: -1, which is no share": {"sglang_tune_load": {1: -1}},
     "all shares of the load are 0": {"sglang_tune_load": {1: 0}},
     "sglang_tune_kinds: write a list": {"sglang_tune_kinds": "code,chat"},
