@@ -118,7 +118,9 @@ def plan(
     skipped = sorted({level for level in levels if level > choice[-1]}) if not shares else []
     done = {arm: sum(1 for run in read if run.arm == arm and run.logs) for arm in arms}
     base = first_points(choice, budget.points)
-    before = {one for run in read for one in _own(run, choice)}
+    before = {one for run in read for one in run.logs.keys() - run.held} & set(choice)
+    if not levels:  # the choice changes with the cap, and what an earlier one had is worth a repeat
+        before |= {one for run in read for one in _own(run) if choice[0] < one < choice[-1]}
     points = sorted({*base, *before})
     # An arm that runs fewer requests at once is measured at its own cap instead
     spared = {arm: len(points) - len(_levels(points, caps.get(arm))) for arm in arms}
@@ -186,16 +188,9 @@ def _caps(runs: Sequence[Run], arms: Sequence[str], asked: int | None) -> dict[s
     return caps
 
 
-def _own(run: Run, choice: Sequence[int]) -> set[int]:
-    """Return what a start measured and others can repeat; its own cap is nothing to the others.
-
-    The choice may have changed with the cap: what lies within it is worth a repeat all the same.
-    """
-    return {
-        one
-        for one in run.logs.keys() - run.held
-        if one in choice or (one != run.cap and choice[0] < one < choice[-1])
-    }
+def _own(run: Run) -> set[int]:
+    """Return what a start measured below its cap, which is nothing to the other arms."""
+    return {one for one in run.logs if run.cap is None or one < run.cap}
 
 
 def _levels(points: Sequence[int], cap: int | None) -> list[int]:
