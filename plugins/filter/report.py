@@ -70,8 +70,8 @@ options:
     default: ''
   previous:
     description:
-      - Text of the JSON report that is there already, empty when there is none. One that was changed
-        after it was written is not used.
+      - Text of the JSON report that is there already, empty when there is none. One that was
+        changed after it was written is not used.
     type: raw
     default: ''
 """
