@@ -28,7 +28,8 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._errors import G
 KINDS = ("code", "chat", "reasoning", "long")
 CHARACTERS_PER_TOKEN = 4  # of English, about; what it really was the server tells
 LONG_TOKENS = 4000  # of the documents of `long` where no context is asked for
-LOOKED_AT = 64, 4096  # least and most bytes of a prompt, by which it is seen if it repeats itself
+# least bytes of a prompt, and most at its begin and end, by which it is seen if it repeats itself
+LOOKED_AT = 64, 4096
 # a text that repeats itself is packed into a header and next to nothing; natural text into a third,
 # a record of readings into a tenth
 PACKED_HEADER, PACKED_SHARE = 24, 0.04
@@ -137,9 +138,12 @@ def repeats_itself(text: str) -> bool:
 
     A draft of more of the same is always right, so MTP looks better than users will find it.
     """
-    content = text.encode()[: LOOKED_AT[1]]
-    packed = len(zlib.compress(content, 9))
-    return len(content) >= LOOKED_AT[0] and packed < PACKED_HEADER + PACKED_SHARE * len(content)
+    content = text.encode()
+    least, most = LOOKED_AT
+    return len(content) >= least and any(
+        len(zlib.compress(part, 9)) < PACKED_HEADER + PACKED_SHARE * len(part)
+        for part in (content[:most], content[-most:])
+    )
 
 
 def prompts(corpus: Corpus, count: int, seed: str, context_tokens: int | None) -> list[str]:

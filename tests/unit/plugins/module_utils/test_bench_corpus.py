@@ -166,7 +166,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         "The quick brown fox jumps over the lazy dog. " * 40,
         "\u554a" * 200,
         "x" * 70,
+        prompts(built_in(["long"]), 1, "1", 2000)[0] + "hello " * 5000,
     ],
+    ids=[str(number) for number in range(6)],
 )
 def test_a_prompt_that_repeats_itself(tmp_path: Path, text: str) -> None:
     """As in the field, where nearly every draft was accepted: what it measures no user sees."""
