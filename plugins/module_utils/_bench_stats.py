@@ -186,12 +186,18 @@ def wavers(requests: Sequence[Request]) -> float | None:
 def stalled(requests: Sequence[Request]) -> float:
     """Return the share of the time that was lost in answers that stood still.
 
-    All of them have as many tokens, so one that takes five times as long as most has waited. In
-    the parts of a run it hides, as it makes their chance as large as their difference.
+    All of them have as many tokens, so one that takes five times as long as most, and not for a
+    longer prompt, has waited. In the parts of a run it hides, as it makes their chance as large as
+    their difference.
     """
     times = [request.latency for request in requests]
     middle = median(times) or 0.0
-    lost = sum(time - middle for time in times if time > STALL * middle)
+    usual = median([float(request.input_tokens or 0) for request in requests]) or 0.0
+    lost = sum(
+        request.latency - middle
+        for request in requests
+        if request.latency > STALL * middle and (request.input_tokens or 0) <= 2 * usual
+    )
     return lost / sum(times) if lost else 0.0
 
 

@@ -179,3 +179,16 @@ def test_a_server_that_stalls(where: str, concurrency: int) -> None:
         for number, one in enumerate(good)
     ]
     assert "stood still" in judge(bad, Seen(), concurrency=concurrency)["unsteady"]
+
+
+def test_a_long_prompt_is_no_stall() -> None:
+    """Its prefill may take longer than a short answer."""
+    mixed = [
+        replace(one, ttft=9.0, input_tokens=4000) if number % 4 == 0 else one
+        for number, one in enumerate(loop(1, [100] * 64, lambda _number: 0.01))
+    ]
+    shift = 0.0
+    for number, one in enumerate(mixed):
+        mixed[number] = replace(one, start=shift)
+        shift += one.latency
+    assert judge(mixed, Seen(), concurrency=1) == {}
