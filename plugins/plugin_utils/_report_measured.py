@@ -275,6 +275,7 @@ def _ratios(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "concurrency": int(point["concurrency"]),
                 **{key: point.get(key) for key in ("ratio", "low", "high", "verdict")},
                 "measured": bool(point.get("measured", True)),
+                "held": list(point.get("held") or ()),
                 "starts": dict(point.get("starts") or {}),
             }
         )

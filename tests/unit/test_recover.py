@@ -246,7 +246,8 @@ def test_a_guest_whose_server_does_not_come_is_told_with_its_host(play: Play) ->
         facts(FINE, FINE, FINE),
         recover_guest_timeout=1,
     )
-    assert "the server of guest is not ready" in said.replace("\n", " ")
+    told = said.replace("\n", " ")
+    assert "these servers are not ready: guest: Wait for the guest: timed out waiting" in told
 
 
 # systemd as it tells of a server that it starts again, and the second time of one that is gone

@@ -17,6 +17,7 @@ from ansible_collections.gpuhost.inference.plugins.filter.report import report
 from ansible_collections.gpuhost.inference.plugins.module_utils._host import audit
 from ansible_collections.gpuhost.inference.plugins.module_utils._kernel_log import read_blocks
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
+from ansible_collections.gpuhost.inference.plugins.module_utils._tune_verdict import judge
 from ansible_collections.gpuhost.inference.plugins.plugin_utils import _report_plots
 
 TEMPLATES = Path(__file__).parents[4] / "roles" / "gpu_report" / "templates"
@@ -489,6 +490,18 @@ def test_ratios_show_what_was_not_measured(facts: dict[str, Any]) -> None:
     left_out = cells(tables["left_out"])
     assert left_out["off, 128"] == ["1, 2, 3", "only 91 of 128 requests were in flight"]
     assert left_out["mtp3, 32"] == ["2", "its tokens were not counted"]
+
+
+def test_ratios_show_which_server_was_at_its_cap(facts: dict[str, Any]) -> None:
+    runs = measured_runs.runs()
+    for run in runs:
+        run["apart"]["effective_max_running_requests"] = 64 if run["arm"] == "off" else 16
+        run["points"] = [
+            point for point in run["points"] if run["arm"] == "off" or point["concurrency"] <= 16
+        ]
+    given = {**measured(), "benchmark": runs, "verdict": judge(runs)}
+    rows = cells(report(facts, "pve1", **given)["report"]["mtp"]["tables"]["ratios"])
+    assert rows["mtp3, 64"][-1] == "at the cap of mtp3"
 
 
 @pytest.mark.usefixtures("plots")
