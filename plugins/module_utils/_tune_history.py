@@ -29,6 +29,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_verdict im
 _WORDS: Mapping[str, str] = {KEEP: "faster", DROP: "slower", TIE: "same"}
 _CANNOT_TELL = "cannot tell"
 _CLIENT = "benchmark client"
+# Of what must be the same between arms, this is what was asked. The rest is the server's, whose
+# changes are what a comparison is for.
+_ASKED = frozenset(
+    {"model", "corpus", "kinds", "context_tokens", "output_tokens", "requests", "warmup", "flush"}
+    | {"seed", "temperature"}
+)
 
 
 def compare_history(
@@ -63,7 +69,9 @@ def compare_history(
         raise GpuHostError(
             f"no run of the arm {arm} from {missing[0]} the change has a good point: give one"
         )
-    unequal = differences(runs, _how)
+    changed = differences(runs, _server)
+    mixed = {one["key"] for name in runs for one in differences({name: runs[name]}, _setting)}
+    unequal = [*differences(runs, _how), *(one for one in changed if one["key"] in mixed)]
     points = []
     for concurrency in sorted({one for mine in runs.values() for run in mine for one in run.logs}):
         ratio = contrast(
@@ -87,9 +95,7 @@ def compare_history(
         "margin": rules.margin,
         "confidence": rules.confidence,
         "points": points,
-        "changed": differences(
-            runs, lambda run: {**run.apart, **run.equal, _CLIENT: run.how[_CLIENT]}
-        ),
+        "changed": changed,
         "unequal": unequal,
         "left_out": [point for mine in runs.values() for run in mine for point in run.left_out],
     }
@@ -97,7 +103,18 @@ def compare_history(
 
 def _how(run: Run) -> dict[str, Any]:
     """Return how it was measured. SGLang's own clients change their version with each release."""
-    return {**run.how, _CLIENT: str(run.how[_CLIENT]).split()[0]}
+    asked = {key: value for key, value in run.equal.items() if key in _ASKED}
+    return {**run.how, **asked, _CLIENT: str(run.how[_CLIENT]).split()[0]}
+
+
+def _setting(run: Run) -> dict[str, Any]:
+    """Return what the starts of one side share; room in the cache differs from start to start."""
+    told = {key: value for key, value in run.apart.items() if key.startswith("speculative_")}
+    return {**told, **{key: value for key, value in run.equal.items() if key not in _ASKED}}
+
+
+def _server(run: Run) -> dict[str, Any]:
+    return {**run.apart, **_setting(run), _CLIENT: run.how[_CLIENT]}
 
 
 def _only_arm(runs: Sequence[Run]) -> str:

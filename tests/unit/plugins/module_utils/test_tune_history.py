@@ -69,6 +69,39 @@ def test_what_cannot_be_compared(change: dict[str, Any], key: str) -> None:
     assert {point["verdict"] for point in found["points"]} == {"cannot tell"}
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("context_tokens", None, 32000),
+        ("output_tokens", 256, 512),
+        ("kinds", ["code", "chat"], ["code", "reasoning"]),
+        ("temperature", 0.0, 1.0),
+        ("requests", None, 96),
+        ("warmup", None, 0),
+        ("flush", True, False),
+        ("seed", 1, 2),
+        ("model", "a", "b"),
+    ],
+)
+def test_another_question_cannot_be_compared(key: str, before: Any, after: Any) -> None:
+    """A longer context alone makes every server slower."""
+    found = compare_history(
+        kept(1.0, equal={key: before}), kept(0.5, start=3, equal={**NEW, key: after})
+    )
+    assert found["unequal"] == [{"key": key, "before": before, "after": after}]
+    assert [one["key"] for one in found["changed"]] == ["version"]
+    assert found["verdict"] == "cannot tell"
+
+
+@pytest.mark.parametrize("mixed", ["before", "after"])
+def test_starts_of_two_releases_are_no_repeats(mixed: str) -> None:
+    sides = {"before": kept(1.0), "after": kept(0.5, start=3, equal=NEW)}
+    sides[mixed][0]["equal"]["version"] = "0.5.1"
+    found = compare_history(**sides)
+    assert [one["key"] for one in found["unequal"]] == ["version"]
+    assert found["verdict"] == "cannot tell"
+
+
 def test_a_client_of_another_release_is_listed() -> None:
     client = {"name": "python", "version": "0.5.24"}
     found = compare_history(kept(1.0), kept(0.5, start=3, client=client))
