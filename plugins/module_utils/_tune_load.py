@@ -49,7 +49,7 @@ def load_of(scrapes: Sequence[Scrape]) -> dict[str, Any]:
     if len(scrapes) < 2:
         raise GpuHostError(f"{len(scrapes)} looks at /metrics show no load: take two or more")
     times = [at for at, _text in scrapes]
-    if any(not later > before for before, later in zip(times, times[1:])):
+    if any(not before < later < math.inf for before, later in zip(times, times[1:])):
         raise GpuHostError("the looks at /metrics are not in the order of time: sort them by it")
     looks = [parse_metrics(text) for _at, text in scrapes]
     for number, look in enumerate(looks, 1):

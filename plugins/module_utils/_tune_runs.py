@@ -22,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats impo
 )
 
 SCHEMA = 1
+_SLOWEST, _FASTEST = 1e-3, 1e9  # tokens/s that a server can have; else it is no speed
 _WAITING = frozenset({"above-cap", "queued"})
 T = TypeVar("T", int, float)
 
@@ -83,7 +84,7 @@ def read_runs(runs: object, prompts: str | None = None) -> list[Run]:
     for number, run in enumerate(runs, 1):
         try:
             one = _read(run, kind)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise _unreadable(number, error) from error
         check_arms([one.arm])
         key = (one.arm, one.start, str(run.get("at")))
@@ -137,7 +138,12 @@ def _read(run: Mapping[str, Any], prompts: str) -> Run:
             continue
         asked.add((point.get("output_tokens") or {}).get("asked"))
         concurrency, speed = int(point["concurrency"]), point["output_tok_s"]
-        reasons = list(point["reasons"])
+        if concurrency < 1:
+            raise ValueError(f"a point at a concurrency of {concurrency}")
+        reasons = [
+            {"code": str(reason["code"]), "text": str(reason["text"])}
+            for reason in point["reasons"]
+        ]
         if not reasons and not _is_speed(speed):
             reasons = [{"code": "tokens-unknown", "text": "its tokens were not counted"}]
         if reasons:
@@ -183,7 +189,9 @@ def _held(run: Run, wanted: Collection[int]) -> Run:
 
 
 def _is_speed(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 < value < math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return _SLOWEST < value < _FASTEST
 
 
 def read_load(load: object) -> dict[int, float] | None:
@@ -213,6 +221,8 @@ def read_load(load: object) -> dict[int, float] | None:
         if share:
             shares[concurrency] = shares.get(concurrency, 0.0) + share
     total = sum(shares.values())
+    if total == math.inf:
+        raise GpuHostError("the load sums up to inf: give shares of the time, as {1: 0.7, 8: 0.3}")
     if not total:
         raise GpuHostError("all shares of the load are 0: leave the load out when it is not known")
     return {concurrency: share / total for concurrency, share in sorted(shares.items())}

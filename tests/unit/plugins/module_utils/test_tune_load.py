@@ -74,6 +74,7 @@ def test_replicas_add_up() -> None:
         ([(1, text(1)), (0, text(1))], "not in the order"),
         ([(0, text(1)), (0, text(1))], "not in the order"),
         ([(0, text(1)), (float("nan"), text(1))], "not in the order"),
+        ([(0, text(1)), (float("inf"), text(1))], "not in the order"),
         ([(0, text(1)), (1, "404 page not found")], "look 2 .* enable-metrics"),
     ],
 )

@@ -431,6 +431,10 @@ def test_no_runs() -> None:
 GOOD = run("off", 1, {1: 60.0})
 
 
+def with_point(**more: Any) -> dict[str, Any]:
+    return {**GOOD, "points": [{**GOOD["points"][0], **more}]}
+
+
 @pytest.mark.parametrize(
     ("runs", "options", "message"),
     [
@@ -451,11 +455,26 @@ GOOD = run("off", 1, {1: 60.0})
         ([GOOD], {"load": {1: None}}, "the load has 1: None"),
         ([GOOD], {"load": {1: 0}}, "all shares of the load are 0"),
         ([GOOD], {"load": [1]}, "the load is not a mapping"),
+        ([GOOD], {"load": {1: 1e308, 2: 1e308}}, "the load sums up to inf"),
+        ([with_point(output_tokens=256)], {}, "run 1 cannot be read"),
+        ([with_point(concurrency=float("inf"))], {}, "run 1 cannot be read"),
+        ([with_point(concurrency=0)], {}, "run 1 cannot be read .*concurrency of 0"),
+        ([with_point(concurrency=-8)], {}, "run 1 cannot be read .*concurrency of -8"),
+        ([with_point(reasons=["throttled"])], {}, "run 1 cannot be read"),
+        ([with_point(reasons=[{"text": "hot"}])], {}, "run 1 cannot be read .*code"),
+        ([{**GOOD, "start": float("inf")}], {}, "run 1 cannot be read"),
     ],
 )
 def test_bad_input(runs: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GpuHostError, match=message):
         judge(runs, **options)
+
+
+@pytest.mark.parametrize("speed", [True, "60", 1e300, 1e-300, float("nan"), float("inf"), -1])
+def test_what_is_no_speed_does_not_count(speed: Any) -> None:
+    found = judge([*starts("off", {1: 1.0}), run("on", 1, {1: speed}), run("on", 2, {1: speed})])
+    assert found["verdict"] == "not-enough-data"
+    assert {one["arm"] for one in found["left_out"]} == {"on"}
 
 
 @pytest.mark.parametrize("rules", [{"margin": 1.0}, {"margin": -0.1}, {"confidence": 95.0}])
