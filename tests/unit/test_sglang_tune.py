@@ -493,3 +493,54 @@ def test_the_load_is_learnt_before_the_time_counts(here: Path) -> None:
         )
     assert "next: off on on off, each at C=4; about" in said
     assert "for the load C 4: 100 %" in said
+
+
+def test_a_table_of_points_runs_nothing(tmp_path: Path) -> None:
+    """What a host has kept is opened as a table on somebody's desk."""
+    evil = [
+        "=HYPERLINK(1)",
+        " @SUM(1)",
+        "+1",
+        "-cmd",
+        "a,b",
+        'x"y',
+        "two\nlines",
+        "a;b",
+        "\x1b[31m",
+    ]
+    times = dict.fromkeys(("median", "p95"), 0.0)
+    names = ("output_tok_s", "per_request_tok_s", "accept_length", "in_flight", "running_max")
+    points = [
+        {
+            **dict.fromkeys(names, None if text == "+1" else 0.0),
+            "concurrency": 1,
+            "prompts": text,
+            "ttft_ms": times,
+            "tpot_ms": times,
+            "reasons": [{"code": text}],
+        }
+        for text in evil
+    ]
+    run = {"arm": "off", "start": 1, "at": "=1+1", "points": points, "rejected": []}
+    (tmp_path / "result.json").write_text(json.dumps({"runs": [run]}))
+    template = Path(__file__).parents[2] / "roles/sglang_tune/templates/points.csv.j2"
+    (tmp_path / "play.yml").write_text(f"""
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.template: {{src: {template}, dest: {tmp_path}/points.csv}}
+      vars:
+        ansible_python_interpreter: "{{{{ ansible_playbook_python }}}}"
+        sglang_tune_result: "{{{{ lookup('ansible.builtin.file', 'result.json') | from_json }}}}"
+""")
+    said = run_playbook(tmp_path, tmp_path / "play.yml")
+    assert "failed=0" in said, said
+    text = (tmp_path / "points.csv").read_text()
+    assert text.replace("\n", "").isprintable()
+    rows = list(csv.reader(text.splitlines()))
+    assert {len(row) for row in rows} == {15}
+    assert len(rows) == 1 + len(evil)
+    fields = [field for row in rows for field in row]
+    assert not [field for field in fields if field.strip()[:1] in ("=", "+", "@", "-", '"')]
+    assert (rows[1][5], rows[3][5]) == ("0.0", "")  # nothing is not unknown
