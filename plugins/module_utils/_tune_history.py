@@ -13,6 +13,7 @@ from typing import Any
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._errors import GpuHostError
 from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs import (
+    ASKED,
     Run,
     contrast,
     differences,
@@ -29,12 +30,6 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_verdict im
 _WORDS: Mapping[str, str] = {KEEP: "faster", DROP: "slower", TIE: "same"}
 _CANNOT_TELL = "cannot tell"
 _CLIENT = "benchmark client"
-# Of what must be the same between arms, this is what was asked. The rest is the server's, whose
-# changes are what a comparison is for.
-_ASKED = frozenset(
-    {"model", "corpus", "kinds", "context_tokens", "output_tokens", "requests", "warmup", "flush"}
-    | {"seed", "temperature"}
-)
 
 
 def compare_history(
@@ -103,14 +98,14 @@ def compare_history(
 
 def _how(run: Run) -> dict[str, Any]:
     """Return how it was measured. SGLang's own clients change their version with each release."""
-    asked = {key: value for key, value in run.equal.items() if key in _ASKED}
+    asked = {key: value for key, value in run.equal.items() if key in ASKED}
     return {**run.how, **asked, _CLIENT: str(run.how[_CLIENT]).split()[0]}
 
 
 def _setting(run: Run) -> dict[str, Any]:
     """Return what the starts of one side share; room in the cache differs from start to start."""
     told = {key: value for key, value in run.apart.items() if key.startswith("speculative_")}
-    return {**told, **{key: value for key, value in run.equal.items() if key not in _ASKED}}
+    return {**told, **{key: value for key, value in run.equal.items() if key not in ASKED}}
 
 
 def _server(run: Run) -> dict[str, Any]:

@@ -23,6 +23,12 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_stats impo
 
 SCHEMA = 1
 _SLOWEST, _FASTEST = 1e-3, 1e9  # tokens/s that a server can have; else it is no speed
+# Of what must be the same in all runs, this is what was asked; the rest is the server's
+ASKED = frozenset(
+    {"model", "corpus", "kinds", "context_tokens", "output_tokens", "requests", "warmup", "flush"}
+    | {"seed", "temperature"}
+)
+_OUTSIDE = ASKED | {"client", "gpus", "power_limit_w"}  # known without a word of the server
 _WAITING = frozenset({"above-cap", "queued"})
 T = TypeVar("T", int, float)
 
@@ -52,6 +58,11 @@ class Run:
     left_out: Sequence[Mapping[str, Any]]
     cap: int | None = None
     held: frozenset[int] = frozenset()
+
+    @property
+    def tells_itself(self) -> bool:
+        """Return whether the server told anything of what it runs with."""
+        return any(value is not None for key, value in self.equal.items() if key not in _OUTSIDE)
 
 
 def read_runs(runs: object, prompts: str | None = None) -> list[Run]:

@@ -13,7 +13,7 @@ the margin; an interval that lies across it is no verdict but `not-enough-data`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +177,36 @@ def judge(
         name: _lost([run for run in read if run.arm == name], bool(shares))
         for name in ([baseline, *unsure] if unsure else [])
     }
-    return {**result, "text": list(_text(result, rivals, lost))[:10]}
+    doubts = [] if best is None else _doubts((baseline, best), arms, others)
+    headline, *lines = _text(result, rivals, lost)
+    return {**result, "text": [headline, *doubts, *lines][:10]}
+
+
+def _doubts(
+    names: tuple[str, str],
+    arms: Mapping[str, Sequence[Run]],
+    apart: Callable[[Run], Mapping[str, Any]],
+) -> list[str]:
+    """Say where the word may be on something else than the setting."""
+    sides = {name: arms[name] for name in names}
+    runs = [run for mine in sides.values() for run in mine]
+    if runs and not any(run.tells_itself for run in runs):
+        return [
+            "what else differs between the arms is not known: the servers told nothing of "
+            "themselves"
+        ]
+    # Room in the cache differs between starts of one setting too
+    told = any(key.startswith("speculative_") for run in runs for key in run.apart)
+    keys = {one["key"] for one in differences(sides, apart)} - {
+        "kv_tokens",
+        "effective_max_running_requests",
+    }
+    if told and not keys:
+        return [
+            f"{' and '.join(names)} ran with the same settings, by what the servers tell: was it "
+            "switched on?"
+        ]
+    return []
 
 
 @dataclass(frozen=True)

@@ -422,6 +422,31 @@ def test_an_arm_named_as_a_field_of_the_result_is_refused() -> None:
         judge([GOOD, run("key", 1, {1: 60.0})])
 
 
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [({"speculative_algorithm": "EAGLE"}, False), ({"speculative_algorithm": None}, True)],
+)
+def test_arms_that_are_the_same_are_told(on: dict[str, Any], said: bool) -> None:
+    """A tie of a server with itself says nothing of the setting."""
+    runs = [*starts("off", SAME), *starts("on", SAME)]
+    for one in runs:
+        one["apart"] = {"speculative_algorithm": None, "kv_tokens": one["start"]}
+    for one in runs[2:]:
+        one["apart"].update(on)
+    found = judge(runs)
+    line = "off and on ran with the same settings, by what the servers tell: was it switched on?"
+    assert (line in found["text"]) == said
+
+
+def test_servers_that_tell_nothing_of_themselves() -> None:
+    runs = [*starts("off", SAME), *starts("on", SAME)]
+    line = "what else differs between the arms is not known: the servers told nothing of themselves"
+    assert line not in judge(runs)["text"]
+    for one in runs:
+        one["equal"] = {"model": "m", "sglang": None, "gpus": "A", "seed": 1, "client": "own 1"}
+    assert line in judge(runs)["text"]
+
+
 def test_no_runs() -> None:
     assert judge([])["verdict"] == "not-enough-data"
     found = judge(starts("off", SAME))
