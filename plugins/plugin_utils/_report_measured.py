@@ -323,7 +323,8 @@ def _conditions(runs: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, 
         return f"{' to '.join(ends)} tokens"
 
     starts = [
-        f"{sum(str(run['arm']) == arm for run in runs)} of {arm}" for arm in _arms(runs, "off")
+        f"{len({run.get('start') for run in runs if str(run['arm']) == arm})} of {arm}"
+        for arm in _arms(runs, "off")
     ]
     pairs = {
         "SGLang": held("sglang"),
@@ -475,7 +476,18 @@ def _acceptance_table(acceptance: Iterable[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _start_table(runs: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the starts, with what differs between the arms on purpose."""
+    """Return the starts, with what is not the same in all of them.
+
+    A start of which each kind of prompts was measured alone, too, has several runs.
+    """
+    in_order = sorted(runs, key=lambda run: str(run.get("at")))
+    first = {(str(run["arm"]), run.get("start")): run for run in reversed(in_order)}
+    settings = [run.get("apart") or {} for run in in_order]
+    apart = {
+        key
+        for key in {key for setting in settings for key in setting} - {"kv_tokens"}
+        if len({str(setting.get(key)) for setting in settings}) > 1
+    }
     rows = [
         (
             f"{run['arm']}, start {run.get('start')}",
@@ -485,13 +497,13 @@ def _start_table(runs: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
             ", ".join(
                 f"{key}={value}"
                 for key, value in sorted((run.get("apart") or {}).items())
-                if key != "kv_tokens" and value not in (None, "", False)
+                if key in apart and value not in (None, "", False)
             )
-            or "nothing set",
+            or "nothing",
         )
-        for run in sorted(runs, key=lambda run: str(run.get("at")))
+        for run in sorted(first.values(), key=lambda run: str(run.get("at")))
     ]
-    columns = ("Arm, start", "When", "Load generator", "Tokens in the cache", "Set in this arm")
+    columns = ("Arm, start", "When", "Load generator", "Tokens in the cache", "Only in some starts")
     return table("The starts that were measured", columns, rows) if rows else None
 
 

@@ -492,6 +492,21 @@ def test_ratios_show_what_was_not_measured(facts: dict[str, Any]) -> None:
     assert left_out["mtp3, 32"] == ["2", "its tokens were not counted"]
 
 
+def test_the_starts_show_what_is_not_the_same_in_all(facts: dict[str, Any]) -> None:
+    """A start has one row, also when its kinds of prompts were measured alone after it."""
+    runs = measured_runs.runs()
+    for run in runs:
+        run["apart"]["speculative_attention_mode"] = "prefill"
+    kinds = {**runs[-1], "start": 1, "at": "2026-11-30T11:00:00Z"}
+    mtp = report(facts, "pve1", **{**measured(), "benchmark": [*runs, kinds]})["report"]["mtp"]
+    rows = cells(mtp["tables"]["starts"])
+    assert list(rows) == [f"{arm}, start {n}" for arm in ("off", "mtp3") for n in (1, 2, 3)]
+    assert rows["off, start 1"][-1] == "nothing"
+    assert rows["mtp3, start 1"][0].startswith("2026-11-30 05:10")
+    assert rows["mtp3, start 1"][-1] == "speculative_algorithm=NEXTN, speculative_num_steps=3"
+    assert {"label": "Starts", "value": "3 of off, 3 of mtp3"} in mtp["conditions"]
+
+
 def test_ratios_show_which_server_was_at_its_cap(facts: dict[str, Any]) -> None:
     runs = measured_runs.runs()
     for run in runs:
