@@ -148,6 +148,9 @@ def check(question: Question) -> None:
                 f"requests: {question.requests} are too few with {concurrency} at a time: its "
                 f"first wave and its tail are left out, so give {4 * concurrency}, or leave it out"
             )
+        _bench_corpus.check_count(
+            question.corpus, question.requests_at(concurrency) + question.warmup_at(concurrency)
+        )
 
 
 @dataclass(frozen=True)

@@ -226,12 +226,12 @@ class _Stream(asyncio.Protocol):
         """Keep the connection."""
         self.transport = cast(asyncio.Transport, transport)
 
-    def connection_lost(self, reason: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """End the request under way."""
         if self._done is None or self._done.done():
             return
         unbounded = self._status is not None and not self._chunked and self._length is None
-        if unbounded and reason is None:
+        if unbounded and exc is None:
             self._finish()  # such a body ends with its connection
         else:
             self._done.set_exception(ConnectionError("the server closed the connection"))

@@ -146,6 +146,19 @@ def repeats_itself(text: str) -> bool:
     )
 
 
+def check_count(corpus: Corpus, count: int) -> None:
+    """Refuse a file with fewer prompts than so many.
+
+    Raises:
+        GpuHostError: it has fewer.
+    """
+    if corpus.given is not None and len(corpus.given) < count:
+        raise GpuHostError(
+            f"prompts: the file holds {len(corpus.given)} different prompts, {count} are needed "
+            "for the measured requests and the warm-up: add some, or ask for fewer requests"
+        )
+
+
 def prompts(corpus: Corpus, count: int, seed: str, context_tokens: int | None) -> list[str]:
     """Return so many different prompts, always the same ones for a seed.
 
@@ -163,11 +176,7 @@ def prompts(corpus: Corpus, count: int, seed: str, context_tokens: int | None) -
         kinds = corpus.kinds
         rows = range(count)
         return [_prompt(kinds[row % len(kinds)], row, seed, context_tokens) for row in rows]
-    if len(corpus.given) < count:
-        raise GpuHostError(
-            f"prompts: the file holds {len(corpus.given)} different prompts, {count} are needed "
-            "for the measured requests and the warm-up: add some, or ask for fewer requests"
-        )
+    check_count(corpus, count)
     order = sorted(corpus.given, key=lambda text: hashlib.sha256(f"{seed}{text}".encode()).digest())
     chosen = []
     for row, text in enumerate(order[:count]):

@@ -92,6 +92,7 @@ def read_runs(runs: object, prompts: str | None = None) -> list[Run]:
     kind = _kind(kinds, prompts)
     found: list[Run] = []
     seen: set[tuple[str, int, str]] = set()
+    servers: dict[tuple[str, str | None], int] = {}
     for number, run in enumerate(runs, 1):
         try:
             one = _read(run, kind)
@@ -105,8 +106,25 @@ def read_runs(runs: object, prompts: str | None = None) -> list[Run]:
                 "each run once, as a copy would count as a repeat"
             )
         seen.add(key)
+        # A file of one kind of prompts may stand beside that of another, of the same start
+        known = _server_start(run) if one.logs or one.left_out else None
+        if known is not None and (one.arm, known) in servers:
+            raise GpuHostError(
+                f"starts {servers[one.arm, known]} and {one.start} of the arm {one.arm} are the "
+                "same start of the server, so that one is no repeat of the other: restart the "
+                "server before each, and leave one out"
+            )
+        servers[one.arm, known] = one.start
         found.append(one)
     return found
+
+
+def _server_start(run: Mapping[str, Any]) -> str | None:
+    """Return by what a start of the server is known, `None` when it is not."""
+    told = run.get("server_start")
+    if not isinstance(told, Mapping) or all(value is None for value in told.values()):
+        return None
+    return json.dumps(told, sort_keys=True, default=str)
 
 
 def check_arms(names: Sequence[str]) -> None:

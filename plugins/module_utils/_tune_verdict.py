@@ -424,12 +424,23 @@ def _headline(result: Mapping[str, Any], lost: Sequence[str]) -> str:
         f" (it {verb} at C={levels})" if levels else ""
         for verb, levels in (("gains", gains), ("loses", losses))
     )
+    points = [point for point in result["points"] if point["arm"] == best]
+    yours = [one for one in result["profiles"] if (one["name"], one["arm"]) == (YOURS, best)]
     step = "measure more starts"
     if lost:
         step = f"mend why points of {' and '.join(lost)} do not count"
+    elif verdict == UNKNOWN and yours and yours[0]["gain"] is None:
+        there = {str(point["concurrency"]) for point in points if point["ratio"] is not None}
+        missing = ", ".join(one for one in yours[0]["load"] if one not in there)
+        return (
+            f"{UNKNOWN}: {_percent(1 - yours[0]['covered'])} of the load lies outside of what was "
+            f"measured{but_gains}{but_losses}; measure C={missing} too"
+        )
+    even = {point["verdict"] for point in points if _known(point)} == {verdict}
+    at_gains, at_losses = ("" if yours or even else f" at C={levels}" for levels in (gains, losses))
     return {
-        KEEP: f"keep {best}: it gains more than {percent} over {baseline}{but_losses}",
-        DROP: f"drop {best}: it loses more than {percent} against {baseline}{but_gains}",
+        KEEP: f"keep {best}: it gains more than {percent} over {baseline}{at_gains}{but_losses}",
+        DROP: f"drop {best}: it loses more than {percent} against {baseline}{at_losses}{but_gains}",
         TIE: f"tie: {best} and {baseline} differ by less than {percent}; {baseline} is simpler",
         DEPENDS: f"depends: {best} gains at C={gains} and loses at C={losses}",
         UNKNOWN: f"{UNKNOWN}: the starts do not settle whether {best} gains or loses {percent}"

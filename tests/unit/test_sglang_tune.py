@@ -255,7 +255,7 @@ def test_a_server_that_cannot_be_put_back_hides_no_failure(here: Path) -> None:
     (here / "broken").write_text("on-1")
     (here / "stuck").write_text("absent declared")
     said = tune(here, sglang_mtp_state="absent")
-    told = said.split("fatal: ")[-1]
+    told = said.rpartition("fatal: ")[2]
     assert "Measure one concurrency: the server went away. Then sglang could not be put" in told
     assert "non-zero return code" in told
     assert "1 starts are kept" in told

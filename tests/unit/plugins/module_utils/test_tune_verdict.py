@@ -402,6 +402,64 @@ def test_headline(load: dict[int, float] | None, headline: str) -> None:
     assert judge(runs, load=load)["text"][0] == headline
 
 
+@pytest.mark.parametrize(
+    ("gain", "headline"),
+    [
+        (1.5, "keep on: it gains more than 5 % over off at C=1"),
+        (0.7, "drop on: it loses more than 5 % against off at C=1"),
+    ],
+)
+def test_a_headline_claims_no_more_than_was_measured(gain: float, headline: str) -> None:
+    """With eight at once it is within the margin."""
+    quiet = (0.999, 1.001)
+    runs = [*starts("off", {1: 1, 8: 1}, quiet), *starts("on", {1: gain, 8: 1}, quiet)]
+    text = judge(runs)["text"]
+    assert text[0] == headline
+
+
+def test_a_load_outside_of_what_was_measured_is_told_so() -> None:
+    """More starts of the same concurrencies would never help."""
+    runs = [*starts("off", {1: 1, 8: 1}), *starts("on", {1: 1.5, 8: 1.4})]
+    text = judge(runs, load={1: 0.7, 4: 0.1, 16: 0.1, 32: 0.1})["text"]
+    assert text[0] == (
+        "not-enough-data: 20 % of the load lies outside of what was measured (it gains at C=1, 8); "
+        "measure C=16, 32 too"
+    )
+
+
+STARTED = {"boot": "2026-11-30T10:00:00Z", "process": 1764496800.5}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        (STARTED, STARTED, True),
+        (STARTED, {**STARTED, "process": 1764497100.25}, False),
+        (STARTED, None, False),
+        ({"process": None}, {"process": None}, False),
+    ],
+)
+def test_one_start_of_the_server_is_no_repeat(first: Any, second: Any, refused: bool) -> None:
+    """Measured by hand under another number: their spread knows nothing of a start's luck."""
+    runs = starts("on", {1: 1.5})
+    runs[0]["server_start"], runs[1]["server_start"] = first, second
+    runs += starts("off", {1: 1})
+    if not refused:
+        assert judge(runs)["verdict"] == "keep"
+        return
+    with pytest.raises(GpuHostError, match="starts 1 and 2 of the arm on are the same start of"):
+        judge(runs)
+
+
+def test_each_kind_of_prompts_of_a_start_may_have_its_run() -> None:
+    runs = [*starts("off", {1: 1}), *starts("on", {1: 1.5})]
+    for number, one in enumerate(runs):
+        one["server_start"] = {"process": number}
+    other = {**runs[-1], "at": "2026-11-29T12:00:00Z"}
+    other["points"] = [{**point, "prompts": "code"} for point in other["points"]]
+    assert judge([*runs, other])["verdict"] == "keep"
+
+
 def test_a_load_of_many_levels_stays_short() -> None:
     load = dict.fromkeys(range(1, 129), 1.0)
     found = judge([*starts("off", SAME), *starts("on", FALLING)], load=load)

@@ -364,8 +364,11 @@ def test_prompts_of_a_file(ask: Run, server: Served, tmp_path: Path) -> None:
     assert {body["messages"][0]["content"].rpartition("\n")[2] for body in server.asked} == {
         f"Question {number}?" for number in range(18)
     }
-    said = ask(concurrencies=[2], prompts=str(path), start=2)["msg"]
-    assert "holds 18 different prompts, 20 are needed" in said
+    asked = len(server.asked)
+    for check in (False, True):
+        said = ask(concurrencies=[1, 2], prompts=str(path), start=2, check=check)
+        assert "holds 18 different prompts, 20 are needed" in said["msg"]
+    assert len(server.asked) == asked
 
 
 @pytest.mark.parametrize(
