@@ -19,7 +19,7 @@ demo: tools ## bring a lab host from nothing to a served model with MTP, and rep
 	ansible-playbook -i inventory/lab playbooks/site.yml
 
 test: tools ## everything
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line static unit
+	$(MAKE) --no-print-directory --jobs=2 static unit
 	$(MAKE) --no-print-directory molecule
 
 # beside the unit tests, as most of it has use for one core only
@@ -30,7 +30,7 @@ lint sanity docs: tools ## one kind of check
 	nox -s $@
 
 unit: tools ## the unit tests, on every core; a module's tests stay together
-	pytest --numprocesses=auto --dist=loadscope
+	pytest --numprocesses=auto --dist=loadscope --no-loadscope-reorder
 
 molecule: tools ## the lab scenarios (SCENARIO=name for one)
 ifdef SCENARIO

@@ -15,6 +15,11 @@ from ansible.module_utils import _internal, basic
 from ansible.module_utils.common import warnings
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests of roles and playbooks, the slowest, so that no core waits at the end."""
+    items.sort(key=lambda item: len(item.path.parts))
+
+
 @pytest.fixture
 def host_tree(tmp_path: Path) -> Callable[[str], Path]:
     """Unpack a captured host by name and return the root to open a `Reader` at."""
