@@ -16,7 +16,7 @@ from ansible.module_utils.common import warnings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of roles and playbooks, the slowest, so that no core waits at the end."""
+    """Begin with roles and playbooks, the slowest, so that no core waits at the end."""
     items.sort(key=lambda item: len(item.path.parts))
 
 
