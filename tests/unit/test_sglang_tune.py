@@ -190,8 +190,15 @@ def test_the_faster_one_for_the_load_is_kept(here: Path) -> None:
     # each start is one of its own, with the same limit; then the winner, with its own
     assert served(here) == ["absent 48", "present 48", "present 48", "absent 48", "present"]
     assert "keep on: it gains more than 5 % over off" in said
-    assert "sglang now runs on." in said
-    assert "sglang_mtp_state: present" in said
+    assert "sglang now runs on. Write these lines into host_vars/localhost.yml" in said
+    # each is a line of its own; the limit is one of them, as none is declared
+    lines = [
+        "sglang_max_running_requests: 48",
+        "sglang_mtp_state: present",
+        "sglang_mtp_num_steps: 3",
+        "sglang_mtp_flags: {}",
+    ]
+    assert ", ".join(f'"{line}"' for line in lines) in said
     assert (here / "called").read_text().count("stop sglang.service") >= 2
     (result,) = results(here)
     assert result["verdict"]["winner"] == "on"
