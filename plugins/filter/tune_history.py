@@ -50,12 +50,16 @@ seealso:
 """
 
 EXAMPLES = r"""
+# Two results of the role sglang_tune, on the control node
 - name: Refuse a release that is slower
   ansible.builtin.assert:
     that: found.verdict != 'slower'
     fail_msg: "slower since {{ found.changed | map(attribute='key') | join(', ') }} changed"
   vars:
-    found: "{{ runs_now | gpuhost.inference.tune_history(runs_kept, arm='on') }}"
+    stem: "{{ playbook_dir }}/reports/qwen-a-sglang-tune-"
+    before: "{{ lookup('ansible.builtin.file', stem ~ '20261130T140000Z.json') | from_json }}"
+    after: "{{ lookup('ansible.builtin.file', stem ~ '20261207T140000Z.json') | from_json }}"
+    found: "{{ after.runs | gpuhost.inference.tune_history(before.runs, arm='on') }}"
 """
 
 RETURN = r"""

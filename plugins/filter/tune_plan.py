@@ -15,7 +15,8 @@ description:
     change places or differ by less than 10 %, where the load is. What a server lets wait in its
     queue is not measured.
   - The arms are started in blocks that read the same from both ends (off, on, on, off), which
-    cancels a steady drift of the host. How many blocks there are follows from the time alone and
+    cancels a steady drift of the host. Each block begins with the next arm, so the second one is
+    on, off, off, on. How many blocks there are follows from the time alone and
     never from the figures, since stopping at a result that pleases makes it wrong more often than
     it says.
   - With time for one block only, all points are fixed beforehand, as points that are added later

@@ -14,8 +14,8 @@ description:
   - A start of the server is one observation, as all points of a start share its luck. The interval
     of the ratio is Student's, over the logarithms of the speeds, with the spread of both arms
     pooled. It needs two starts of each arm at least.
-  - V(keep) needs a whole interval above 1 + O(margin), V(drop) one below 1 - O(margin), V(tie) one
-    between them. Anything else is V(not-enough-data).
+  - At a concurrency and for a load, V(keep) needs a whole interval above 1 + O(margin), V(drop) one
+    below 1 - O(margin), V(tie) one between them. Anything else is V(not-enough-data).
   - Between two measured concurrencies the ratio is drawn as a line, in logarithms, and marked as
     not measured. Its interval does not know how straight the truth is, so it gets a verdict only
     where both neighbours have the same. Outside of what was measured nothing is said.
@@ -36,9 +36,11 @@ options:
     description:
       - Share of the time by number of requests at once, C(load) of
         P(gpuhost.inference.tune_load#filter). Any weights do, they are made to sum up to 1.
-      - With it, the verdict is that on the gain under this load. Without it, one word has to be
-        true of all measured concurrencies, those left out at which requests waited in the queue of
-        a server.
+      - With it, the verdict is that on the gain under this load.
+      - Without it, V(keep) says that the variant gains more than O(margin) at one measured
+        concurrency at least, and at none may lose more than that, each with its whole interval.
+        V(drop) says the reverse, and V(tie) that it does neither at any. Concurrencies at which
+        requests waited in the queue of a server are left out.
     type: dict
   margin:
     description: Gain that is worth having, and loss that is worth avoiding.
@@ -67,14 +69,62 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Read the runs that were kept
-  ansible.builtin.set_fact:
-    runs: "{{ runs | default([]) + [lookup('ansible.builtin.file', item) | from_json] }}"
-  loop: "{{ query('ansible.builtin.fileglob', '/var/lib/gpuhost/runs/*.json') }}"
+# Four runs of these three tasks, in the order off 1, on 1, on 2, off 2:
+# ansible-playbook -i inventory/production measure.yml -l qwen-a -e arm=off -e start=1
+- name: Stop the server, as a start is what is repeated
+  ansible.builtin.systemd_service:
+    name: sglang.service
+    state: stopped
 
-- name: Show the verdict for few users who sometimes come all at once
+- name: Start it in this arm, with the same limit in both
+  ansible.builtin.include_role:
+    name: gpuhost.inference.sglang_mtp
+  vars:
+    sglang_mtp_state: "{{ 'absent' if arm == 'off' else 'present' }}"
+    sglang_max_running_requests: 24
+    sglang_mtp_window: 0
+
+- name: Measure it, which writes /var/lib/gpuhost/tune/ARM-START.json on its host
+  gpuhost.inference.sglang_benchmark:
+    python: /opt/sglang/bin/python
+    arm: "{{ arm }}"
+    start: "{{ start }}"
+    concurrencies: [1, 4, 16]
+
+# Then the verdict, for one user for most of the time, and sometimes 16 at once
+- name: Read the runs from the host
+  ansible.builtin.slurp:
+    src: "/var/lib/gpuhost/tune/{{ item }}.json"
+  loop: [off-1, on-1, on-2, off-2]
+  register: files
+
+- name: Show the verdict
   ansible.builtin.debug:
-    msg: "{{ (runs | gpuhost.inference.tune_verdict(load={1: 0.8, 16: 0.2})).text }}"
+    msg: "{{ (runs | gpuhost.inference.tune_verdict(load=load, may_differ=brought)).text }}"
+  vars:
+    load: {1: 0.8, 16: 0.2}
+    runs: "{{ files.results | map(attribute='content') | map('b64decode') | map('from_json') }}"
+    # what MTP brings with it, as the role sglang_tune has it
+    brought:
+      - mamba_radix_cache_strategy
+      - mamba_scheduler_strategy
+      - mamba_track_interval
+      - disable_overlap_schedule
+
+# What the role sglang_tune measured lies on the control node
+- name: Judge the same runs for another load
+  ansible.builtin.debug:
+    msg: "{{ (runs | gpuhost.inference.tune_verdict(load=load, may_differ=brought)).text }}"
+  vars:
+    load: {1: 0.5, 4: 0.5}
+    runs: "{{ (lookup('ansible.builtin.file', file) | from_json).runs }}"
+    file: "{{ playbook_dir }}/reports/qwen-a-sglang-tune-20261130T140000Z.json"
+    # as above
+    brought:
+      - mamba_radix_cache_strategy
+      - mamba_scheduler_strategy
+      - mamba_track_interval
+      - disable_overlap_schedule
 """
 
 RETURN = r"""

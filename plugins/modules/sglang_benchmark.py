@@ -82,9 +82,12 @@ options:
     default: [1, 8, 32, 128]
   prompts:
     description:
-      - A file in the form of ShareGPT, a list in JSON or an object on each line. The first turn of
-        each conversation is sent. By default the prompts of this collection, which differ from one
-        another and are always the same for a O(seed).
+      - A file on the host in the form of ShareGPT, a list in JSON or an object on each line. The
+        first turn of each conversation is sent. By default the prompts of this collection, which
+        differ from one another and are always the same for a O(seed).
+      - 'It has the form C([{"conversations": [{"from": "human", "value": "..."}]}]).'
+      - As many different prompts are needed as O(requests) and O(warmup) are together. By default
+        that is six times the highest concurrency, and 48 are enough up to 8.
       - Refuses a prompt that is one word or phrase over and over, as nearly every draft of more of
         the same is accepted. Random words cannot be told from others, and make speculation look
         bad.
@@ -141,11 +144,13 @@ options:
   start:
     description:
       - Which start of this arm it is. Starts differ, so a comparison needs several of each arm.
+      - Restart the server before each. Measuring one start again under another number is no repeat.
     type: int
     default: 1
   results:
     description:
       - The folder on the host for the files of runs, C(ARM-START.json).
+        P(gpuhost.inference.tune_verdict#filter) shows how to read and compare them.
     type: path
     default: /var/lib/gpuhost/tune
   again:
@@ -163,6 +168,8 @@ options:
 seealso:
   - module: gpuhost.inference.sglang_info
   - module: gpuhost.inference.sglang_mtp_info
+  - plugin: gpuhost.inference.tune_verdict
+    plugin_type: filter
 """
 
 EXAMPLES = r"""
@@ -172,6 +179,7 @@ EXAMPLES = r"""
     api_key: "{{ vault_sglang_api_key }}"
   register: result
 
+# Restart the server before: another start is what the number stands for
 - name: Measure the second start with MTP for long contexts and few users
   gpuhost.inference.sglang_benchmark:
     python: /opt/sglang/bin/python
