@@ -406,7 +406,7 @@ def _text(result: Mapping[str, Any], budget: Budget) -> list[str]:
             f"{result['minutes']} minutes, and {budget.minutes:g} are left"
         )
     elif result["done"]:
-        lines.append(f"all is measured that fits: {result['blocks']} blocks")
+        lines.append(f"all that fits is measured; blocks: {result['blocks']}")
     else:
         arms = " ".join(start["arm"] for start in result["next"])
         fewer = {one["arm"]: one["concurrencies"] for one in result["next"]}

@@ -199,7 +199,7 @@ def test_done() -> None:
     runs = [run(arm, start, {1: 60.0, 128: 900.0}) for arm in ARMS for start in (1, 2)]
     found = plan(runs, ARMS, Budget(10, 300, 60))
     assert (found["done"], found["enough"], found["next"]) == (True, True, [])
-    assert found["text"] == ["all is measured that fits: 1 blocks"]
+    assert found["text"] == ["all that fits is measured; blocks: 1"]
 
 
 def test_a_start_that_failed_is_repeated() -> None:
