@@ -42,7 +42,7 @@ endif
 
 # one lane for each machine of the lab, side by side; most scenarios run on either, identity_trial needs intel. serve and
 # tune come last, since what they deploy is nothing that others expect; tune is too long for every run: TUNE=all
-INTEL := power_cut guards hung_unbind identity_trial serve $(if $(TUNE),tune)
+INTEL := power_cut hung_unbind identity_trial serve $(if $(TUNE),tune)
 # in this order, since the faults that neighbour makes stay in the log of its boot
 AMD := check_mode default recover
 AMD += $(filter-out $(INTEL) $(AMD) tune,$(notdir $(patsubst %/molecule.yml,%,$(wildcard molecule/*/molecule.yml))))
