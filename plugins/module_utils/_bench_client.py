@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ansible_collections.gpuhost.inference.plugins.module_utils._bench_stats import Request
-from ansible_collections.gpuhost.inference.plugins.module_utils._redact import redact
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import one_line, redact
 from ansible_collections.gpuhost.inference.plugins.module_utils._sglang_http import (
     Target,
     dict_of,
@@ -347,5 +347,4 @@ class _Stream(asyncio.Protocol):
 def said(content: Any) -> str:
     """Return the text of an error, without secrets, short, and harmless on a terminal."""
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else str(content)
-    shown = "".join(sign if sign.isprintable() else " " for sign in text[: 10 * _SAID])
-    return redact(" ".join(shown.split()))[:_SAID]
+    return redact(one_line(text[: 10 * _SAID]))[:_SAID]

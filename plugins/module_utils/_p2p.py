@@ -49,6 +49,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._pci import (
     as_result,
     normalize_address,
 )
+from ansible_collections.gpuhost.inference.plugins.module_utils._redact import one_line
 from ansible_collections.gpuhost.inference.plugins.module_utils._sysfs import Reader
 
 SAVED = "/var/lib/gpuhost/p2p.json"
@@ -330,9 +331,7 @@ def _answer(told: Mapping[str, object]) -> Answer:
 
 def _reason(said: object) -> str:
     """Return text of a container as one short line."""
-    text = said if isinstance(said, str) else "no text"
-    line = "".join(one if one.isprintable() else " " for one in text[:_REASON_CHARACTERS])
-    return " ".join(line.split())
+    return one_line(said[:_REASON_CHARACTERS] if isinstance(said, str) else "no text")
 
 
 def answer_of(truth: Truth | None, copy: Copy) -> Answer:

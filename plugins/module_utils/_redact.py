@@ -30,6 +30,12 @@ _BARE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _IN_URL = re.compile(r"(://[^\s:/@]*:)[^\s/]+(?=@)")
 
 
+def one_line(text: str) -> str:
+    """Return a stranger's text as one line, without signs that a terminal obeys."""
+    shown = "".join(sign if sign.isprintable() else " " for sign in text)
+    return " ".join(shown.split())
+
+
 def redact(text: str) -> str:
     """Return a text with `(redacted)` for each value that looks like a secret.
 

@@ -263,8 +263,12 @@ def told_load(load: Mapping[Any, float]) -> str:
     Args:
         load: shares that sum up to 1, by concurrency.
     """
-    levels = [f"{one}: {100 * share:.0f} %" for one, share in load.items()]
-    return f"C {', '.join([*levels[:8], *(['…'] if levels[8:] else [])])}"
+    return f"C {first_of([f'{one}: {100 * share:.0f} %' for one, share in load.items()], ', ')}"
+
+
+def first_of(texts: Sequence[str], between_them: str) -> str:
+    """Return the first eight of some texts in one."""
+    return between_them.join([*texts[:8], *(["…"] if texts[8:] else [])])
 
 
 def waited_at(runs: Sequence[Run]) -> set[int]:

@@ -22,6 +22,7 @@ from ansible_collections.gpuhost.inference.plugins.module_utils._tune_runs impor
     Run,
     contrast,
     differences,
+    first_of,
     hold,
     read_load,
     read_runs,
@@ -395,15 +396,15 @@ def _text(
     for said, rows in kinds:
         if rows:
             shown = [f"C={p['concurrency']} {_shown(p, 'ratio')}" for p in rows]
-            yield f"{said}: {_first(shown, '; ')}"
+            yield f"{said}: {first_of(shown, '; ')}"
     keys: dict[str, list[str]] = {}
     for one in result["unequal"]:
         for arm in one.keys() - {"key", baseline}:
             keys.setdefault(arm, []).append(one["key"])
     for arm, mine in keys.items():
         yield (
-            f"{arm} is not comparable with {baseline}, as these differ: {_first(mine, ', ')}; make "
-            "them equal and measure again"
+            f"{arm} is not comparable with {baseline}, as these differ: {first_of(mine, ', ')}; "
+            "make them equal and measure again"
         )
     if result["left_out"]:
         levels: dict[str, set[int]] = {}
@@ -458,10 +459,6 @@ def _shown(row: Mapping[str, Any], key: str) -> str:
 
 def _at_levels(levels: set[int]) -> str:
     return ", ".join(map(str, sorted(levels)))
-
-
-def _first(texts: Sequence[str], between_them: str) -> str:
-    return between_them.join([*texts[:8], *(["…"] if texts[8:] else [])])
 
 
 def _change(ratio: float) -> str:

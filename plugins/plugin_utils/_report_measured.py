@@ -480,9 +480,11 @@ def _start_table(runs: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
 
     A start of which each kind of prompts was measured alone, too, has several runs.
     """
-    in_order = sorted(runs, key=lambda run: str(run.get("at")))
-    first = {(str(run["arm"]), run.get("start")): run for run in reversed(in_order)}
-    settings = [run.get("apart") or {} for run in in_order]
+    first: dict[tuple[str, Any], Mapping[str, Any]] = {}
+    settings = []
+    for run in sorted(runs, key=lambda run: str(run.get("at"))):
+        first.setdefault((str(run["arm"]), run.get("start")), run)
+        settings.append(run.get("apart") or {})
     apart = {
         key
         for key in {key for setting in settings for key in setting} - {"kv_tokens"}
@@ -501,7 +503,7 @@ def _start_table(runs: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
             )
             or "nothing",
         )
-        for run in sorted(first.values(), key=lambda run: str(run.get("at")))
+        for run in first.values()
     ]
     columns = ("Arm, start", "When", "Load generator", "Tokens in the cache", "Only in some starts")
     return table("The starts that were measured", columns, rows) if rows else None

@@ -40,39 +40,43 @@ def test_the_constructed_host_has_the_users_it_should(
     assert {text for gpu in gpus for text in gpu.users_unknown} == set()
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the server with")
-def test_the_server_for_clients_has_the_pace_it_should(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also for requests that follow one another on a connection, and of every length."""
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what the benchmark of load generators defines."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    bench = runpy.run_path(str(BENCHMARKS / "clients.py"))
-    program = tmp_path / "stub"
-    source = str(BENCHMARKS / "stub_server.c")
+    return runpy.run_path(str(BENCHMARKS / "clients.py"))
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    """Return its server, built without a warning."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler to build the server with")
+    program, source = tmp_path / "stub", str(BENCHMARKS / "stub_server.c")
     subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
-    case = bench["Case"](4, 10_000, 16, 30)
+    return program
+
+
+def test_the_server_for_clients_has_the_pace_it_should(clients: dict[str, Any], stub: Path) -> None:
+    """Also for requests that follow one another on a connection, and of every length."""
+    case = clients["Case"](4, 10_000, 16, 30)
     assert case.true == pytest.approx(4 * 30 / 0.29)
-    found, pieces = bench["measure"](program, case, bench["own"])
+    found, pieces = clients["measure"](stub, case, clients["own"])
     assert pieces == 16 * 30
     assert found.tpot == pytest.approx(1, rel=0.05)
     assert found.share == pytest.approx(1, rel=0.1)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to build the server with")
 def test_a_client_that_fails_is_told_and_the_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clients: dict[str, Any], stub: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    bench = runpy.run_path(str(BENCHMARKS / "clients.py"))
-    program = tmp_path / "stub"
-    subprocess.run(["cc", "-o", program, str(BENCHMARKS / "stub_server.c")], check=True)
-    rows = bench["rows"]
-    rows.__globals__["CASES"] = (bench["Case"](2, 1000, 8, 20),)
+    rows = clients["rows"]
+    rows.__globals__["CASES"] = (clients["Case"](2, 1000, 8, 20),)
 
     def breaks(load: Any, url: str) -> Any:
-        raise bench["GpuHostError"]("it does not start")
+        raise clients["GpuHostError"]("it does not start")
 
-    lines = rows(program, {"ours": bench["own"], "other": breaks}, ["third: not here"], 1)
+    lines = rows(stub, {"ours": clients["own"], "other": breaks}, ["third: not here"], 1)
     assert [line.split(" | ")[2] for line in lines[2:4]] == ["ours", "other"]
     assert lines[3].endswith("| other | - | - | - | - | - | - |")
     assert [line for line in lines if line.startswith("NOT MEASURED")] == [

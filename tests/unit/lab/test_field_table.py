@@ -27,13 +27,6 @@ POINTS = (1, 4, 16, 64, 128)
 Table = dict[str, dict[int, dict[str, float]]]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "whole"
-    subprocess.run([sys.executable, LAB / "make_model", folder], check=True)
-    return folder
-
-
 def table(model: Path, kinds: str, fractions: dict[str, float]) -> Table:
     """Return what the engine does in each arm at each concurrency."""
     found: Table = {}

@@ -45,13 +45,6 @@ def question(arm: str) -> Question:
     return Question(arm, 1, POINTS, CORPUS, None, 48, None, None, True, 1, 0.0, 120)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "whole"
-    subprocess.run([sys.executable, LAB / "make_model", folder], check=True)
-    return folder
-
-
 @contextlib.contextmanager
 def serve(model: Path, flags: list[str]) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
